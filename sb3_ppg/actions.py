@@ -8,7 +8,7 @@ import copy
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch as th
@@ -103,15 +103,26 @@ class Actions:
         """
         return distribution.entropy()
 
-    def weigh_entropy(self, ent_coef: Any, device: th.device) -> float:
+    def prior_kl(self, distribution: Any, prior_parameters: th.Tensor) -> th.Tensor:
         """
-        Make ``entropy`` weigh the parts of the actions by ``ent_coef``, if it has a coefficient for each.
+        Return KL(π_prior(.|s), π(.|s)), the prior's expectation, which holds the policy near a prior.
 
-        :param ent_coef: argument of the algorithm
-        :param device: device of the losses
-        :return: factor of ``entropy`` in the losses
+        :param distribution: π, differentiable
+        :param prior_parameters: ``parameters`` of π_prior, (B, P)
+        :return: (B,), in nats
         """
-        return ent_coef
+        return self.kl_divergence(distribution, prior_parameters)
+
+    def weigh(self, argument: Literal["ent_coef", "prior_coef"], coef: Any, device: th.device) -> float:
+        """
+        Make ``entropy`` or ``prior_kl`` weigh the parts of the actions, if their coefficient has a number for each.
+
+        :param argument: argument of the algorithm
+        :param coef: its value
+        :param device: device of the losses
+        :return: factor of ``entropy`` or ``prior_kl`` in the losses
+        """
+        return coef
 
     def tempered(self, distribution: Any, temperature: float) -> Any:
         """
@@ -492,31 +503,39 @@ class NestedActions(Actions):
         self.sizes = [len(leaf.n_choices) for leaf in self.leaves]
         self.shape = (sum(self.sizes),)
         self.n_features = sum(kind.n_features for kind in kinds)
-        self.entropy_weights = th.ones(len(kinds))
+        self.weights = {name: th.ones(len(kinds)) for name in ("ent_coef", "prior_coef")}
 
     def parameters(self, distribution: "NestedDistribution") -> th.Tensor:
         return th.cat(self._leaf_parameters(distribution), dim=1)
 
     def kl(self, distribution: "NestedDistribution", first: th.Tensor, second: th.Tensor) -> th.Tensor:
+        return self._leaf_kls(distribution, first, second).sum(dim=0)
+
+    def prior_kl(self, distribution: "NestedDistribution", prior_parameters: th.Tensor) -> th.Tensor:
+        """Return the KL divergences of the leaves, multiplied by the weights of ``prior_coef`` and added up."""
+        kls = self._leaf_kls(distribution, prior_parameters, self.parameters(distribution))
+        return self.weights["prior_coef"].to(kls) @ kls
+
+    def _leaf_kls(self, distribution: "NestedDistribution", first: th.Tensor, second: th.Tensor) -> th.Tensor:
         sizes = [parameters.shape[1] for parameters in self._leaf_parameters(distribution)]
         parts = zip(self.kinds, distribution.distributions, first.split(sizes, dim=1), second.split(sizes, dim=1), strict=True)
-        return th.stack([kind.kl(*others) for kind, *others in parts]).sum(dim=0)
+        return th.stack([kind.kl(*others) for kind, *others in parts])
 
     def _leaf_parameters(self, distribution: "NestedDistribution") -> list[th.Tensor]:
         return [kind.parameters(one) for kind, one in zip(self.kinds, distribution.distributions, strict=True)]
 
     def entropy(self, distribution: "NestedDistribution", actions: th.Tensor) -> th.Tensor:
-        """Return the entropies of the leaves, multiplied by ``entropy_weights`` and added up."""
+        """Return the entropies of the leaves, multiplied by the weights of ``ent_coef`` and added up."""
         entropies = distribution.leaf_entropies(actions)
-        return self.entropy_weights.to(entropies) @ entropies
+        return self.weights["ent_coef"].to(entropies) @ entropies
 
-    def weigh_entropy(self, ent_coef: Any, device: th.device) -> float:
-        if self.entropy_weights.device != device:
-            self.entropy_weights = self.entropy_weights.to(device)
-        has_parts = isinstance(ent_coef, (Mapping, Sequence))
-        weights = by_leaf(self.space, "ent_coef", ent_coef if has_parts else 1.0)
-        self.entropy_weights.copy_(th.tensor(weights))  # in place: compiled updates have this tensor
-        return 1.0 if has_parts else ent_coef
+    def weigh(self, argument: Literal["ent_coef", "prior_coef"], coef: Any, device: th.device) -> float:
+        if self.weights[argument].device != device:
+            self.weights[argument] = self.weights[argument].to(device)
+        has_parts = isinstance(coef, (Mapping, Sequence))
+        weights = by_leaf(self.space, argument, coef if has_parts else 1.0)
+        self.weights[argument].copy_(th.tensor(weights))  # in place: compiled updates have this tensor
+        return 1.0 if has_parts else coef
 
     def tempered(self, distribution: "NestedDistribution", temperature: Any) -> "NestedDistribution":
         """Return the distribution at one temperature for all leaves, or at one for each part of the space."""

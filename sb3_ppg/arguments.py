@@ -105,7 +105,7 @@ RULES: dict[str, Rule] = {
     ),
     "compile_updates": choice(True, False, "auto"),
     "mixed_precision": optional(choice("bf16"), "for float32"),
-    "n_aux_epochs": count(0),
+    **dict.fromkeys(("n_aux_epochs", "n_value_warmup"), count(0)),
     "sde_sample_freq": Rule(lambda value: is_count(value, -1), "use an integer of at least 1, or -1 or 0 for never"),
     **dict.fromkeys(("gamma", "gae_lambda"), one_or_several(number(0, 1))),
     "reward_weights": Rule(
@@ -120,6 +120,14 @@ RULES: dict[str, Rule] = {
         "use a finite number, or one for each part of the action space",
     ),
     **dict.fromkeys(("beta_clone", "kl_coef", "vf_coef"), number(0)),
+    "prior": Rule(
+        lambda value: value in (None, "self", "not shared") or hasattr(value, "policy"),
+        'use a trained model, "self" for the policy with which training begins, or None for no prior',
+    ),
+    "prior_coef": Rule(
+        lambda value: isinstance(value, (dict, list, tuple)) or or_schedule(number(0)).is_allowed(value),
+        "use a number of at least 0, a schedule, or a number for each part of the action space",
+    ),
     **dict.fromkeys(("max_grad_norm", "target_kl"), optional(number(0, exclusive=True))),
     **dict.fromkeys(("clip_range", "clip_range_vf"), optional(or_schedule(number(0, exclusive=True)))),
     "learning_rate": or_schedule(number(0)),

@@ -33,7 +33,7 @@ from sb3_ppg.buffers.replay import Rollout, RolloutReplay, full_like
 from sb3_ppg.buffers.rollout_buffers import component_context, with_vector_rewards
 from sb3_ppg.buffers.rollouts import RolloutEnd, store_floats, zero_observations
 from sb3_ppg.callbacks import without_rank_zero_callbacks
-from sb3_ppg.distributed import agreed, rank
+from sb3_ppg.distributed import agreed, n_processes, rank
 from sb3_ppg.environments.vec_envs import GymnasiumVecEnv
 from sb3_ppg.environments.vector_rewards import RewardReader, mean_vector_return, tell_weights
 from sb3_ppg.environments.watched import TimeLimits, check_first_observations, innermost, normalizers, statistics_protected
@@ -45,6 +45,7 @@ from sb3_ppg.optim.diagnostics import record_all
 from sb3_ppg.optim.micro_batches import fitting_micro_batch_size
 from sb3_ppg.play import Player
 from sb3_ppg.policies import CnnPolicy, MixedPrecision, MlpPolicy, MultiInputPolicy, PhasicActorCriticPolicy
+from sb3_ppg.prior import NOT_SHARED, SELF, Prior
 from sb3_ppg.saving.files import atomic_write, checked_model_file, mark_class
 from sb3_ppg.saving.training_state import generators_kept, load_training_state, save_training_state
 from sb3_ppg.training.checks import (
@@ -154,6 +155,9 @@ class PhasicAlgorithm(OnPolicyAlgorithm):
         allow_nonfinite_observations: bool = False,
         ignore_terminations: bool | int = False,
         reward_weights: list[float] | Literal["observation"] | None = None,
+        prior: Any = None,
+        prior_coef: float | Schedule | dict[str, Any] | Sequence[Any] = 0.2,
+        n_value_warmup: int = 0,
     ):
         check_policy_class(policy, type(self))
         check_value("seed", seed)
@@ -206,6 +210,9 @@ class PhasicAlgorithm(OnPolicyAlgorithm):
         self.allow_nonfinite_observations = allow_nonfinite_observations
         self.ignore_terminations = ignore_terminations
         self.reward_weights = reward_weights
+        self.prior = prior  # a `Prior` or one of its constants, or None, once the model is complete
+        self.prior_coef: Any = prior_coef
+        self.n_value_warmup = n_value_warmup
 
         warn_of_missing_gpu(device, self.device)
         self._n_aux_phases = 0
@@ -222,6 +229,12 @@ class PhasicAlgorithm(OnPolicyAlgorithm):
     def n_aux_phases(self) -> int:
         """Number of auxiliary phases so far."""
         return self._n_aux_phases
+
+    @property
+    def is_warming_up(self) -> bool:
+        """True while the latest rollout trains the value function alone, see ``n_value_warmup``."""
+        n_warmup = self.n_value_warmup * self.n_steps * self.n_envs * n_processes()
+        return n_warmup > 0 and self.num_timesteps <= n_warmup
 
     @staticmethod
     def _wrap_env(env: GymEnv | VectorEnv, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
@@ -269,6 +282,10 @@ class PhasicAlgorithm(OnPolicyAlgorithm):
         self.aux_buffer = made_from(self.aux_buffer_kwargs, AuxBuffer, self.device)
         self.replay = made_from(self.replay_kwargs, RolloutReplay)
         self._tell_weights()
+        if isinstance(self.prior, Prior):
+            self.prior.policy.to(self.device)
+        elif self.prior not in (None, SELF, NOT_SHARED):
+            self.prior = Prior(self.prior, self)
         check_networks(self)
         check_objective(self)
 
@@ -297,17 +314,20 @@ class PhasicAlgorithm(OnPolicyAlgorithm):
         :return: the coefficients of the losses
         """
         progress = self._current_progress_remaining if progress_remaining is None else progress_remaining
-        clip_range, clip_range_vf = (
-            schedule(progress) if callable(schedule) else schedule for schedule in (self.clip_range, self.clip_range_vf)
+        clip_range, clip_range_vf, prior_coef = (
+            schedule(progress) if callable(schedule) else schedule
+            for schedule in (self.clip_range, self.clip_range_vf, self.prior_coef)
         )
+        weigh = partial(self.policy.actions.weigh, device=self.device)
         return Coefficients(
             clip_range=clip_range,
             clip_range_vf=clip_range_vf,
             value_unit=self.policy.value_unit,
-            ent_coef=self.policy.actions.weigh_entropy(self.ent_coef, self.device),
+            ent_coef=weigh("ent_coef", self.ent_coef),
             vf_coef=self.vf_coef,
             kl_coef=self.kl_coef or None,
             beta_clone=self.beta_clone,
+            prior_coef=None if self.prior is None else weigh("prior_coef", prior_coef),
         )
 
     def aux_samples_per_batch(self) -> int:
@@ -400,7 +420,10 @@ class PhasicAlgorithm(OnPolicyAlgorithm):
 
     def rollout_template(self) -> Rollout:
         """Return a rollout of zeros with the shapes and types of collected rollouts."""
-        return Rollout(full_like(self.rollout_buffer), self._rollout_end_template())
+        rollout = Rollout(full_like(self.rollout_buffer), self._rollout_end_template())
+        if isinstance(self.prior, Prior):
+            rollout.buffer.prior = np.zeros((self.n_steps * self.n_envs, self.prior.n_parameters), np.float32)  # type: ignore
+        return rollout
 
     def _rollout_end_template(self) -> RolloutEnd:
         observations = zero_observations(self.rollout_buffer, self.n_envs)
@@ -494,7 +517,22 @@ class PhasicAlgorithm(OnPolicyAlgorithm):
         :raises NonFiniteLossError: if a loss or a gradient is NaN or infinite
         """
         fit_to_data(self, dataset, agent, n_epochs, batch_size, fit_std)
+        if self.prior == SELF:
+            self.set_prior(SELF)
         return self
+
+    def set_prior(self, agent: Any, coef: Any = None) -> None:
+        """
+        Set the pretrained agent that the policy stays near.
+
+        :param agent: see the argument ``prior``. "self": this model's own policy as it is now; None: no prior
+        :param coef: the argument ``prior_coef``. None: the present one
+        :raises ArgumentError: if the agent or the coefficient cannot work
+        """
+        self.prior = None if agent is None else Prior(self if agent == SELF else agent, self)
+        self.prior_coef = self.prior_coef if coef is None else coef
+        self.replay.rollouts = []  # which have another prior
+        self.check_arguments()
 
     def _setup_learn(
         self,

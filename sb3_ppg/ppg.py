@@ -128,6 +128,15 @@ class PPG(PhasicAlgorithm):
         value per component, and the weights combine the advantages; ``gamma`` and ``gae_lambda`` may be lists. "observation":
         the weights are the entry "weights" of the observations, see ``DrawnWeights``, so that one policy is trained for all
         weights. None: rewards are scalar
+    :param prior: A pretrained agent that the policy stays near, for fine-tuning: a model of this package, of SB3 or of
+        sb3-contrib with the same spaces and kind of action distribution. A copy of its policy is kept, with the statistics of
+        its ``VecNormalize``; the policy in training does not start from it, see docs/guides/fine_tuning.md. "self": this
+        model's own policy when ``warm_start`` ends or, without that, when training begins. None: no prior
+    :param prior_coef: Weight of E[KL(π_prior, π)] in the loss of the policy phase, as in VPT
+        (https://arxiv.org/abs/2206.11795); it can be a function of the current progress remaining. For a Dict or Tuple action
+        space, it can have a coefficient for each part
+    :param n_value_warmup: The number of rollouts at the beginning of a run that train the value function alone, with
+        ``n_value_epochs`` or else ``n_epochs`` epochs, while the policy stays as it is. The first phase begins after them
     :raises ArgumentError: (a ``ValueError``) if arguments cannot work, alone or together
     :raises TypeError: for an unknown argument
     """
@@ -142,7 +151,7 @@ class PPG(PhasicAlgorithm):
         """
         start = time.perf_counter()
         self.policy_phase()
-        if self.n_aux_epochs > 0:
+        if self.n_aux_epochs > 0 and not self.is_warming_up:
             self.aux_buffer.add(self.rollout_buffer, self.aux_data(), self._current_progress_remaining)
             self.logger.record("time/phase_position", self.aux_buffer.n_new / self.n_policy_iterations)
             if self.aux_buffer.n_new >= self.n_policy_iterations:
@@ -176,13 +185,15 @@ class PPG(PhasicAlgorithm):
     def _plan(self) -> list[tuple[Kind, Callable[..., Losses], int, int]]:
         """Return the kinds of epochs in their order, each with its losses, number of epochs, and samples in a minibatch."""
         objective = self.objective
-        if self.n_value_epochs is None:
+        if self.n_value_epochs is None and not self.is_warming_up:
             return [("policy", objective.joint_losses, self.n_epochs, self.batch_size)]
-        n_value_epochs, value_batch_size = objective.n_value_epochs(self.n_value_epochs), objective.value_batch_size
+        n_value_epochs = objective.n_value_epochs(self.n_value_epochs or self.n_epochs)
         plan: list[tuple[Kind, Callable[..., Losses], int, int]] = [
-            ("value", objective.value_losses, n_value_epochs, value_batch_size or self.batch_size),
+            ("value", objective.value_losses, n_value_epochs, objective.value_batch_size or self.batch_size),
             ("policy", objective.policy_losses, self.n_epochs, self.batch_size),
         ]
+        if self.is_warming_up:
+            return plan[:1]
         return plan if objective.values_first else plan[::-1]  # E_V before E_π, as in the authors' code
 
     def auxiliary_phase(self) -> None:

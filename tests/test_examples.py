@@ -23,6 +23,7 @@ SCRIPTS = {
     "lstm": ({}, r"Return over 20 episodes: \d+ \+- \d+\n"),
     "masks": ({}, r"It wins \d+% of its games\nWith \d+ matches left it takes [1-5]\n"),
     "parameterized_actions": (dict(n_episodes=2), r"return of -?\d.\d+\nIt begins with \{'choice': np.int64\([012]\), .*\}\n"),
+    "finetune": (dict(n_episodes=1), r"with wind, before: -?\d+ \+- 0\nReturn with wind, after: -?\d+ \+- 0\n"),
     "share_and_load": ({}, r"model.safetensors +[\d,]+ bytes\nReturn over 20 episodes: \d+ \+- \d+\n"),
 }
 

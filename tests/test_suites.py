@@ -7,6 +7,7 @@ import pytest
 
 from benchmarks.compiled import COMPILED
 from benchmarks.defaults import EXPERIMENT
+from benchmarks.finetuning import milestones
 from benchmarks.harness import RESULTS
 from benchmarks.learning import LEARNING
 from benchmarks.seconds import SECONDS
@@ -27,6 +28,11 @@ TINY = dict(n_envs=2, n_steps=16, batch_size=32, n_epochs=1, n_policy_iterations
 def test_the_page_is_that_of_the_committed_rows(experiment):
     name = f"{experiment.name}.md"
     assert experiment.report(experiment)[name] == (RESULTS / name).read_text()
+
+
+def test_milestones_of_fine_tuning():
+    curve = pd.DataFrame({"steps": [10, 20, 30, 40], "return": [4.0, 6.0, 1.0, 9.0]})
+    assert milestones(curve, 10.0, 50) == dict(half=20, all=50, dip=5)
 
 
 # ---- the suites ----

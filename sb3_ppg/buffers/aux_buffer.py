@@ -51,12 +51,14 @@ class SampleData:
     :param values: V(s) at collection, in the auxiliary phase, (B,)
     :param component_targets: V_targ of each component of vector rewards, (B, K); set by the algorithm
     :param component_values: V(s) of each component at collection, in the policy phase, (B, K); set by the algorithm
+    :param prior: parameters of π_prior(.|s) in the policy phase, (B, P); set by the algorithm
     """
 
     weights: Any = None
     values: Any = None
     component_targets: Any = None
     component_values: Any = None
+    prior: Any = None
 
     @classmethod
     def of(cls, batch: Any) -> Self:

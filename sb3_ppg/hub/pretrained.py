@@ -26,6 +26,7 @@ from stable_baselines3.common.type_aliases import GymEnv
 from stable_baselines3.common.utils import check_for_correct_spaces, get_device
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize, unwrap_vec_normalize
 
+from sb3_ppg import prior
 from sb3_ppg.arguments import argument_names
 from sb3_ppg.environments.watched import only_normalizer, statistics
 from sb3_ppg.errors import ModelFormatError
@@ -201,6 +202,8 @@ def _argument(model: PPG, name: str) -> Any:
         return objective_name(model.objective_class)
     if name == "aux_buffer_kwargs":
         return {key: value for key, value in (model.aux_buffer_kwargs or {}).items() if key == "capacity"} or None
+    if name == "prior" and isinstance(model.prior, prior.Prior):
+        return prior.NOT_SHARED
     return getattr(model, name)
 
 

@@ -34,6 +34,7 @@ class Coefficients(NamedTuple):
     :param vf_coef: weight of the value loss of the policy phase
     :param kl_coef: weight of the KL penalty of the policy phase, or None for no penalty
     :param beta_clone: β_clone, weight of the KL term of the auxiliary phase
+    :param prior_coef: weight of the KL divergence from a prior in the policy phase, or None without a prior
     """
 
     clip_range: float | None
@@ -43,6 +44,7 @@ class Coefficients(NamedTuple):
     vf_coef: float
     kl_coef: float | None
     beta_clone: float
+    prior_coef: float | None = None
 
 
 MAX_WEIGHT = 1e6
@@ -180,7 +182,8 @@ class Objective(nn.Module):
         coefficients: Coefficients,
     ) -> Losses:
         """
-        Return the loss of ``policy_gradient``, the entropy bonus and, with ``kl_coef``, the KL penalty.
+        Return the loss of ``policy_gradient``, the entropy bonus and, with ``kl_coef``, the KL penalty; with a prior, also
+        E[KL(π_prior, π)].
 
         :param policy: policy in training
         :param inputs: arguments of its ``evaluate``
@@ -198,6 +201,9 @@ class Objective(nn.Module):
         if coefficients.kl_coef is not None:
             terms["kl_penalty"] = losses.kl_penalty(log_prob, proximal_log_prob)
             total = total + coefficients.kl_coef * terms["kl_penalty"]
+        if coefficients.prior_coef is not None:
+            terms["prior_kl"] = policy.actions.prior_kl(distribution, SampleData.of(batch).prior).mean()
+            total = total + coefficients.prior_coef * terms["prior_kl"]
         return Losses(total, {**terms, **others}, log_prob.detach() - proximal_log_prob)
 
     def policy_gradient(

@@ -22,6 +22,7 @@ from sb3_ppg.offline.data import Dataset, fit_normalizers, load_dataset
 from sb3_ppg.optim.update import mean_losses, optimize_epoch
 from sb3_ppg.optim.value_units import change_value_units
 from sb3_ppg.policies import head_loss
+from sb3_ppg.prior import Prior
 from sb3_ppg.protocols import PhasicModel
 
 AT_ONCE = 256  # observations in a forward pass that trains nothing: BCQ samples 100 actions for each
@@ -42,12 +43,11 @@ def fit_to_data(model: PhasicModel, dataset: Any, agent: Any, n_epochs: int, bat
     _check_model(model)
     data = load_dataset(dataset).fitted_to(model.observation_space, model.action_space)
     actions, recorded = data.actions, np.zeros((len(data), 0), np.float32)
-    if agent is not None:
+    if agent is not None and hasattr(agent.policy, "get_distribution"):
+        recorded = _by_chunks(Prior(agent, model).parameters, data.observations)
+    elif agent is not None:
         observations = _normalized(agent, data).observations
-        if hasattr(agent.policy, "get_distribution"):
-            recorded = _distributions(agent, observations, model)
-        else:
-            actions, fit_std = _by_chunks(lambda part: agent.predict(part, deterministic=True)[0], observations), False
+        actions, fit_std = _by_chunks(lambda part: agent.predict(part, deterministic=True)[0], observations), False
     actions = model.policy.actions.from_environments(actions).reshape(len(data), -1).astype(np.float32)
     fit_normalizers(model.env, data, is_trained=model.num_timesteps > 0 or len(model.aux_optimizer.state) > 0)
     data = _normalized(model, data)
@@ -99,22 +99,6 @@ def _normalized(model: Any, data: Dataset) -> Dataset:
     now, following = (normalizer.normalize_obs(one) for one in (data.observations, data.next_observations))
     rewards = normalizer.normalize_reward(data.rewards)
     return replace(data, observations=now, next_observations=following, rewards=rewards)
-
-
-def _distributions(agent: Any, observations: Observations, model: PhasicModel) -> np.ndarray:
-    """Return the parameters of the agent's distribution after each observation, (N, P)."""
-    if hasattr(agent.policy, "lstm_actor"):
-        raise ArgumentError(f"`agent` is a {type(agent).__name__}, which needs earlier observations: use one without memory")
-    kinds = [f"{type(one.policy.action_dist).__name__} over {one.action_space}" for one in (agent, model)]
-    if kinds[0] != kinds[1]:
-        raise ArgumentError(f"`agent` has a {kinds[0]}, the model a {kinds[1]}: use an agent like it")
-    agent.policy.set_training_mode(False)
-
-    def parameters(part: Observations) -> np.ndarray:
-        distribution = agent.policy.get_distribution(obs_as_tensor(part, agent.device))
-        return model.policy.actions.parameters(distribution).cpu().numpy()
-
-    return _by_chunks(parameters, observations)
 
 
 def _losses(model: PhasicModel, batch: Samples) -> Losses:

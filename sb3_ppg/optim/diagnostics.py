@@ -34,7 +34,8 @@ def log_policy_phase(model: PhasicModel, updates: list[Update]) -> None:
     Record an update by PPO's names: means over samples and epochs; ``approx_kl``, in nats, of the last epoch; ``loss`` of the
     last step.
     """
-    (of_policy,), of_values = ([one for one in updates if one.kind == kind] for kind in ("policy", "value"))
+    of_values = [one for one in updates if one.kind == "value"]
+    of_policy = next((one for one in updates if one.kind == "policy"), updates[0])  # the value function's in its warm-up
     record_all(model, "train", {"learning_rate": of_policy.learning_rate})
     if model.value_learning_rate is not None:
         record_all(model, "train", {"value_learning_rate": of_values[0].learning_rate})
@@ -44,8 +45,10 @@ def log_policy_phase(model: PhasicModel, updates: list[Update]) -> None:
     summary = {**(mean_losses(of_values[0].history) if of_values and of_values[0].history else {}), **mean_losses(history)}
     summary["loss"] = float(history[-1].losses["loss"][-1])
     coefficients, policy, buffer = of_policy.coefficients, model.policy, model.rollout_buffer
-    change = {"approx_kl": losses.approximate_kl(history[-1].log_ratio)}
-    if coefficients.clip_range is not None:
+    has_policy, change = of_policy.kind == "policy", {}
+    if has_policy:
+        change["approx_kl"] = losses.approximate_kl(history[-1].log_ratio)
+    if has_policy and coefficients.clip_range is not None:
         all_ratios = th.cat([epoch.log_ratio for epoch in history])
         change["clip_fraction"] = losses.clip_fraction(all_ratios, coefficients.clip_range)
     average_over_processes(list(change.values()))
@@ -53,7 +56,7 @@ def log_policy_phase(model: PhasicModel, updates: list[Update]) -> None:
     summary["explained_variance"] = explained_variance(buffer.values, buffer.returns, policy.device)
     if hasattr(policy, "log_std"):
         summary["std"] = th.exp(policy.log_std).mean().item()
-    scales = {name: getattr(coefficients, name) for name in ("clip_range", "clip_range_vf", "value_unit")}
+    scales = {name: getattr(coefficients, name) for name in ("clip_range", "clip_range_vf", "value_unit", "prior_coef")}
     summary |= {name: value for name, value in scales.items() if value is not None}
     record_all(model, "train", {**summary, **component_summary(buffer, policy)})
     model.logger.record("train/n_updates", model._n_updates, exclude="tensorboard")

@@ -4,17 +4,20 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+import torch as th
 from gymnasium import spaces
+from stable_baselines3.common.type_aliases import PyTorchObs
+from stable_baselines3.common.utils import obs_as_tensor
 
 from sb3_ppg.actions import by_leaf
-from sb3_ppg.arguments import FINITE, argument_value, check_value, require
+from sb3_ppg.arguments import FINITE, argument_value, check_value, number, require
 from sb3_ppg.arguments import check_arguments as check_each
 from sb3_ppg.buffers.rollout_buffers import RewardNormalizer
-from sb3_ppg.buffers.rollouts import has_usual_samples, is_recomputable
-from sb3_ppg.environments.watched import normalizers
+from sb3_ppg.buffers.rollouts import has_usual_samples, is_recomputable, zero_observations
+from sb3_ppg.environments.watched import normalizers, only_normalizer
 from sb3_ppg.errors import ArgumentError, warn
 from sb3_ppg.objectives import Objective
-from sb3_ppg.policies import VectorValueHead
+from sb3_ppg.policies import PhasicActorCriticPolicy, VectorValueHead
 from sb3_ppg.policies.extractors import looks_at_the_batch
 from sb3_ppg.protocols import PhasicModel
 from sb3_ppg.training.preparing import has_single_samples
@@ -61,6 +64,8 @@ def check_arguments(model: PhasicModel) -> None:
     require(model, model.n_steps * model.n_envs > 1 or not model.normalize_advantage, "n_steps", remedy)
     for coefficient in by_leaf(model.action_space, "ent_coef", model.ent_coef):
         check_value("ent_coef", coefficient, FINITE)
+    for coefficient in [] if callable(model.prior_coef) else by_leaf(model.action_space, "prior_coef", model.prior_coef):
+        check_value("prior_coef", coefficient, number(0))
     remedy = "both losses share one optimizer; set `n_value_epochs`, which gives the value function its own, or use None"
     require(model, model.value_learning_rate is None or model.n_value_epochs is not None, "value_learning_rate", remedy)
     cls, base = model.rollout_buffer_class, model.rollout_buffer_classes[isinstance(model.observation_space, spaces.Dict)]
@@ -70,6 +75,7 @@ def check_arguments(model: PhasicModel) -> None:
     check_vector_rewards(model)
     if hasattr(model, "aux_buffer"):  # the model is complete
         check_networks(model)
+        check_fine_tuning(model)
         check_auxiliary_batches(model)
         check_objective(model)
 
@@ -90,6 +96,32 @@ def check_networks(model: PhasicModel) -> None:
     works = not model.normalize_value_targets or model.n_aux_epochs == 0 or not obstacle
     remedy = f"{obstacle}, see sb3_ppg.policies.HasUnits; use a sb3_ppg.policies.ValueHead, or False"
     require(model, works, "normalize_value_targets", remedy)
+
+
+def check_fine_tuning(model: PhasicModel) -> None:
+    """Refuse a prior or a warm-up of the value function that the environments, the rollout buffer or the networks rule out."""
+    if model.prior is not None:
+        normalizer = None if model.env is None else only_normalizer(model.env)
+        is_outermost = normalizer is None or not normalizer.norm_obs or normalizer.observation_space == model.observation_space
+        remedy = (
+            "a wrapper around VecNormalize changes the observations, which a prior sees as they were before: put it inside"
+        )
+        require(model, is_outermost, "prior", remedy)
+        remedy = "a prior adds data to minibatches, and this class draws them in its own way; use None"
+        require(model, has_usual_samples(model.rollout_buffer), "rollout_buffer_class", remedy)
+    if model.n_value_warmup > 0:
+        observations = obs_as_tensor(zero_observations(model.rollout_buffer, 2), model.device)
+        remedy = "the value function shares layers with the policy, which would change; use separate networks, or 0"
+        require(model, not value_loss_moves_policy(model.policy, observations), "n_value_warmup", remedy)
+
+
+def value_loss_moves_policy(policy: PhasicActorCriticPolicy, observations: PyTorchObs) -> bool:
+    """Return whether the losses of the value function alone have a gradient in a parameter that π(.|s) depends on."""
+    parameters = [parameter for parameter in policy.parameters() if parameter.requires_grad]
+    policy.set_training_mode(False)
+    outputs = policy.evaluate_values(observations), policy.actions.parameters(policy.evaluate(observations).distribution)
+    reached = [th.autograd.grad(output.sum(), parameters, allow_unused=True) for output in outputs]
+    return any(both[0] is not None and both[1] is not None for both in zip(*reached, strict=True))
 
 
 def check_objective(model: PhasicModel) -> None:

@@ -63,6 +63,8 @@ def take_steps(
         if model.use_sde and model.sde_sample_freq > 0 and n_steps % model.sde_sample_freq == 0:
             model.policy.reset_noise(env.num_envs)
         inputs = model.step_inputs(env)
+        if model.prior is not None:
+            model.prior.before_step(model, env, rollout_buffer, inputs)
         with th.no_grad():
             obs_tensor = obs_as_tensor(model._last_obs, model.device)
             actions, values, log_probs = _finite_act(model, obs_tensor, inputs)

@@ -43,7 +43,8 @@ def prepare_rollouts(model: PhasicModel, kinds: Sequence[Kind]) -> None:
     objective.before_policy_phase(model.policy)
     for rollout in [*older, latest]:
         extras = objective.extras(model.policy, rollout.buffer, rollout.end)
-        rollout.extras = {**component_samples(rollout.buffer), **extras.by_name()}
+        of_prior = {} if model.prior is None else {"prior": vars(rollout.buffer)["prior"]}
+        rollout.extras = {**component_samples(rollout.buffer), **of_prior, **extras.by_name()}
 
 
 def _update_value_units(model: PhasicModel, latest: Rollout) -> None:

@@ -25,6 +25,7 @@ from sb3_ppg.errors import (
     warn,
 )
 from sb3_ppg.optim.compiled import CompiledPolicy
+from sb3_ppg.prior import NOT_SHARED, SELF
 from sb3_ppg.protocols import PhasicModel
 from sb3_ppg.saving.checkpoints import check_checkpoint_callbacks, checkpoint_callbacks
 from sb3_ppg.training.checks import warn_of_missing_rollouts, warn_of_stale_data
@@ -67,6 +68,8 @@ def training(model: PhasicModel, callback: MaybeCallback, total_timesteps: float
             "PhasicCheckpointCallback": [one.settings() for one in checkpoint_callbacks(callback)],
         }
         start_together(model, settings)
+        if model.prior == SELF:
+            model.set_prior(SELF)
         model.session = Session(model)
         model.compiled_training.begin(total_timesteps, continues=not reset_num_timesteps)
         with (
@@ -137,6 +140,11 @@ def _prepare(model: PhasicModel, total_timesteps: float) -> None:
     if model.env is None or isinstance(innermost(model.env), VecEnvWrapper):  # a wrapper that was unpickled
         raise ArgumentError("There is no environment to learn in: use `load(..., env=...)` or `set_env(...)` before")
     model.check_arguments()
+    if model.prior == NOT_SHARED:
+        raise ArgumentError(
+            "This model was trained near a prior, which its files do not hold: call set_prior(agent), or, to go on without, "
+            "set_prior(None)"
+        )
     if not model.aux_buffer.holds(model.n_envs, model.n_steps):  # sizes were changed by hand
         model._missing_rollouts = model.n_kept_rollouts()
         model.aux_buffer.reset()
@@ -162,7 +170,8 @@ def _report_phases(model: PhasicModel, total_timesteps: float) -> None:
     n_envs = model.n_envs * n_processes()
     per_rollout = model.n_steps * n_envs
     phase = per_rollout * model.n_policy_iterations
-    n_phases = (math.ceil(total_timesteps / per_rollout) + model.aux_buffer.n_new) // model.n_policy_iterations
+    n_rollouts = max(0, math.ceil(total_timesteps / per_rollout) - model.n_value_warmup)
+    n_phases = (n_rollouts + model.aux_buffer.n_new) // model.n_policy_iterations
     if model.verbose >= 1:
         print(f"One phase = {phase:,} steps, {n_phases} phase{'s' * (n_phases != 1)} in this budget of {total_timesteps:,.0f}")
     n_phases += model._n_aux_phases

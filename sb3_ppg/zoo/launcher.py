@@ -53,6 +53,7 @@ OWN_OPTIONS: dict[str, tuple[list[str], dict[str, Any]]] = {
         ["train"],
         SWITCH | dict(dest="asked_to_resume", help="with --save-freq: resume the newest unfinished run, or start one"),
     ),
+    "--prior": (["train"], dict(help="agent that the policy stays near: a model's file or folder, or self, with -i MODEL")),
     "--dataset": (["train"], dict(help="with --algo bcq: Minari data set, HDF5 file, or a replay buffer's .pkl")),
     "--epsilon": (
         ["enjoy", "report"],

@@ -24,14 +24,17 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import CheckpointCallback, EvalCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.utils import LinearSchedule
-from stable_baselines3.common.vec_env import VecEnv
+from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
 from sb3_ppg import PPG, MaskablePPG, PhasicCallback, PhasicCheckpointCallback, aux_buffer_path
 from sb3_ppg.arguments import argument_names
 from sb3_ppg.distributed import agreed, broadcast, n_processes, rank
+from sb3_ppg.environments.watched import innermost
 from sb3_ppg.errors import ArgumentError, ModelFormatError, nearest
 from sb3_ppg.family import FAMILY, with_preset
+from sb3_ppg.hub.pretrained import read_model
 from sb3_ppg.optim.micro_batches import keep_freed_memory
+from sb3_ppg.prior import SELF
 from sb3_ppg.saving.checkpoints import latest_checkpoint
 from sb3_ppg.saving.training_state import files_of_processes, generators_kept
 from sb3_ppg.zoo.environments import PROCGEN_IDS, make_procgen
@@ -49,7 +52,7 @@ from sb3_ppg.zoo.resuming import (
 # Hyperparameters that RL Zoo consumes
 OF_THE_ZOO = "n_timesteps n_envs normalize frame_stack env_wrapper vec_env_wrapper callback env_kwargs monitor_kwargs".split()
 # Hyperparameters that may be schedules
-SCHEDULED = ("learning_rate", "aux_learning_rate", "value_learning_rate", "clip_range", "clip_range_vf")
+SCHEDULED = ("learning_rate", "aux_learning_rate", "value_learning_rate", "clip_range", "clip_range_vf", "prior_coef")
 
 
 class Manager(ExperimentManager):
@@ -63,6 +66,7 @@ class Manager(ExperimentManager):
     asked_to_continue: ClassVar[bool] = False  # `train --continue`: counters and schedules go on where the model's are
     asked_to_resume: ClassVar[bool] = False  # `train --resume`
     dataset: ClassVar[str | None] = None  # `train --dataset`
+    prior: ClassVar[str | None] = None  # `train --prior`
 
     def __init__(self, args: argparse.Namespace, algo: str, env_id: str, *others: Any, **options: Any):
         self.is_ours = algo in FAMILY
@@ -82,6 +86,8 @@ class Manager(ExperimentManager):
         self.has_checkpoints = self.is_ours and self.save_freq > 0 and not self.optimize_hyperparameters
         if self.asked_to_resume and not self.has_checkpoints:
             raise ArgumentError(f"--resume needs checkpoints: use --save-freq, and one of {', '.join(FAMILY)}")
+        if self.prior is not None and (not self.is_ours or self.optimize_hyperparameters):
+            raise ArgumentError(f"--prior is for trainings, not searches, of {', '.join(FAMILY)}")
         if self.is_ours:
             keep_freed_memory()
         if env_id in PROCGEN_IDS:
@@ -161,7 +167,8 @@ class Manager(ExperimentManager):
         hyperparams, *others = super()._preprocess_hyperparams(hyperparams)
         if self.is_ours:
             for name, value in hyperparams.items():
-                if name in ("aux_learning_rate", "value_learning_rate") and isinstance(value, str):  # unknown to the Zoo
+                unknown_to_the_zoo = name in ("aux_learning_rate", "value_learning_rate", "prior_coef")
+                if unknown_to_the_zoo and isinstance(value, str):
                     value = self._preprocess_schedules({"learning_rate": value})["learning_rate"]
                 if isinstance(value, SimpleLinearSchedule):
                     hyperparams[name] = LinearSchedule(value.initial_value, 0.0, 1.0)
@@ -206,7 +213,7 @@ class Manager(ExperimentManager):
 
     def _make_or_resume_run(self) -> Path | None:
         """Set the folder, and return the checkpoint from which the run resumes, if there is one."""
-        options = options_of(self.args) | {"continue": str(self.asked_to_continue)}
+        options = options_of(self.args) | {"continue": str(self.asked_to_continue), "prior": str(self.prior)}
         is_restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0  # by `torchrun --max-restarts`
         found = None
         if self.has_checkpoints and (self.asked_to_resume or is_restarted):
@@ -294,6 +301,9 @@ class Manager(ExperimentManager):
         if not isinstance(model, PPG):
             super().learn(model)
             return
+        if self.prior is not None and self.n_steps_before == 0:  # else its file holds it
+            with generators_kept():
+                model.set_prior(SELF if self.prior == SELF else load_prior(Path(self.prior), model))
         for place, callback in enumerate(self.callbacks):
             if type(callback) is CheckpointCallback:  # which saves in the middle of rollouts
                 self.callbacks[place] = PhasicCheckpointCallback(
@@ -360,6 +370,24 @@ class Manager(ExperimentManager):
         if self.is_ours:
             trial.set_user_attr(BUDGET, int(self.n_timesteps))
         return super().objective(trial)
+
+
+def load_prior(path: Path, model: PPG) -> BaseAlgorithm:
+    """
+    Load an agent with the statistics of its ``VecNormalize``.
+
+    :param path: folder of a model as plain data; or a model's file in a folder ``ALGO/ENV_1`` of the Zoo
+    :param model: model in training, of whose algorithm an agent in another folder is
+    """
+    if path.is_dir():
+        agent: Any
+        agent, agent.env = read_model(path)
+        return agent
+    folder = path.resolve().parent
+    agent = ALGOS.get(folder.parent.name, type(model)).load(path, device=model.device)
+    for file in folder.glob("*/vecnormalize.pkl"):
+        agent.env = VecNormalize.load(str(file), innermost(model.env))
+    return agent
 
 
 class _MaskableTrialEvalCallback(TrialEvalCallback, MaskableEvalCallback):

@@ -75,7 +75,7 @@ def variants() -> dict[str, PPG]:
         "images, bf16": make(env=random_env(IMAGE), mixed_precision="bf16", micro_batch_size=3, **cnn),
         "one network": make(env=random_env(MIXED), policy="MultiInputPolicy", policy_kwargs=dict(architecture="detached")),
         "gSDE": make(env=random_env(action_space=BOX), use_sde=True, sde_sample_freq=3),
-        "VecNormalize": make(env=VecNormalize(random_env(), clip_obs=5.0)),
+        "VecNormalize": make(env=VecNormalize(random_env(), clip_obs=5.0), prior="self", n_value_warmup=1),
         "vector rewards": make(
             env=make_vec_env(lambda: VectorRewards(VectorRewardEnv()), N_ENVS),
             reward_weights=[1.0, 0.3],
@@ -83,7 +83,9 @@ def variants() -> dict[str, PPG]:
         ),
         "batch normalisation": make(env=random_env(), policy_kwargs=dict(features_extractor_class=BatchNormExtractor)),
         "mmap": make(aux_buffer_kwargs=dict(storage="mmap", path=f"disk{rank()}"), recompute_advantages=True),
-        "nested actions": make(env=random_env(action_space=NESTED), ent_coef=dict(kind=0.1, how=0.0, move=0.1)),
+        "nested actions": make(
+            env=random_env(action_space=NESTED), ent_coef=dict(kind=0.1, how=0.0, move=0.1), prior="self", prior_coef=0.5
+        ),
         **{name: make(**with_preset(name, dict(aux_batch_size=N_STEPS))) for name in ("ddcpg", "idaac")},
     }
 

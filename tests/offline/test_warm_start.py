@@ -171,8 +171,8 @@ def test_what_it_is_not_for_is_refused():
     for dataset, options, message in (
         (random_data(VECTOR, BOX), {}, "`actions` have shape"),
         (data, dict(n_epochs=0), "`n_epochs`=0 cannot work"),
-        (data, dict(agent=other), "`agent` has a DiagGaussianDistribution.*the model a Categorical"),
-        (data, dict(agent=recurrent), "`agent` is a RecurrentPPO, which needs earlier observations"),
+        (data, dict(agent=other), "the agent has a DiagGaussianDistribution.*the model a Categorical"),
+        (data, dict(agent=recurrent), "the agent is a RecurrentPPO, which needs earlier observations"),
     ):
         with pytest.raises(ArgumentError, match=message):
             model.warm_start(dataset, **options)

@@ -146,14 +146,19 @@ KINDS: dict[str, dict] = {
         use_sde=True,
         policy_kwargs=dict(squash_output=True),
     ),
-    "nested actions": dict(env=lambda: random_envs(VECTOR, NESTED), ent_coef=dict(kind=0.1, how=0.0, move=0.1)),
+    "nested actions": dict(
+        env=lambda: random_envs(VECTOR, NESTED),
+        ent_coef=dict(kind=0.1, how=0.0, move=0.1),
+        prior="self",
+        prior_coef=dict(kind=0.1, how=1.0, move=0.2),
+    ),
     "vector rewards, target_kl": dict(
         env=lambda: make_vec_env(lambda: VectorRewards(VectorRewardEnv()), 2, seed=0),
         reward_weights=[0.5, 1.0],
         target_kl=10.0,
     ),
     "masks, minibatches of several sizes": dict(
-        cls=MaskablePPG, env=masked_envs, batch_size=24, n_aux_epochs=1, aux_batch_size=26
+        cls=MaskablePPG, env=masked_envs, batch_size=24, n_aux_epochs=1, aux_batch_size=26, prior="self"
     ),
     "images": dict(policy="CnnPolicy", env=lambda: random_envs(image_space(36, 36, 1)), mixed_precision="bf16"),
 }
@@ -191,8 +196,21 @@ def test_nothing_is_compiled_again():
     """Schedules, value units, coefficients and truncated minibatches change nothing; the latter are too few to compile."""
     callback = Annealing()
     schedules = dict(learning_rate=lambda left: 1e-3 * left, clip_range=lambda left: 0.2 * left, ent_coef=0.1)
+    schedules |= dict(prior="self", prior_coef=lambda left: 0.2 * left)
     train(make(True, batch_size=20, **schedules), 6, callback=callback)
     assert len(callback.graphs) == 5 and len(set(callback.graphs)) == 1
+
+
+def test_a_prior_that_comes_and_goes_counts():
+    def train_three_times(compile_updates: bool) -> th.Tensor:
+        model = make(compile_updates, policy_kwargs=DOUBLE)
+        model.policy.double()
+        for agent in (None, "self", None):
+            model.set_prior(agent, 1.0)
+            train(model, 1)
+        return parameters(model)
+
+    th.testing.assert_close(*map(train_three_times, (False, True)), rtol=1e-10, atol=1e-10)
 
 
 class Dropout(FlattenExtractor):

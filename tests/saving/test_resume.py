@@ -48,10 +48,13 @@ def of_the_family(name: str) -> tuple[VecEnv, dict[str, Any]]:
 
 
 SETTINGS = {
-    "normalised observations and rewards": lambda: (VecNormalize(make_vec_env("Pendulum-v1", N_ENVS, seed=0)), {}),
+    "normalised observations and rewards": lambda: (
+        VecNormalize(make_vec_env("Pendulum-v1", N_ENVS, seed=0)),
+        dict(prior="self", prior_coef=LinearSchedule(0.2, 0.0, 1)),
+    ),
     "normalised dictionaries, two optimizers": lambda: (
         VecNormalize(discrete(DICT), norm_obs_keys=["b"]),
-        dict(policy="MultiInputPolicy", n_value_epochs=2, policy_kwargs=SMALL_CNN),
+        dict(policy="MultiInputPolicy", n_value_epochs=2, policy_kwargs=SMALL_CNN, n_value_warmup=2),
     ),
     "gSDE": lambda: (discrete(action_space=spaces.Box(-1, 1, (2,))), dict(use_sde=True, sde_sample_freq=3)),
     "LSTMs, images, recomputed states": lambda: (
@@ -89,6 +92,7 @@ SETTINGS = {
             policy="MlpLstmPolicy",
             objective="ewma",
             n_value_epochs=1,
+            prior="self",
             replay_kwargs=dict(policy_rollouts=2, value_rollouts=3, policy_uses=3, staleness=1),
             policy_kwargs=dict(lstm_hidden_size=4),
         ),

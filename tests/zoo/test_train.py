@@ -3,6 +3,7 @@
 import gc
 import json
 import os
+import pickle
 import re
 import signal
 import subprocess
@@ -10,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch as th
 import yaml
@@ -18,10 +20,10 @@ from stable_baselines3 import PPO
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.monitor import load_results
 
-from sb3_ppg import PPG, PhasicCheckpointCallback, latest_checkpoint
+from sb3_ppg import PPG, PhasicCheckpointCallback, hub, latest_checkpoint
 from sb3_ppg.zoo import ALGOS
 from sb3_ppg.zoo.resuming import MARKER, forget_later_episodes, make_run_folder, mark_unfinished, unfinished_run
-from tests.helpers import ROOT, run, wait_for
+from tests.helpers import ROOT, changed, run, wait_for, weights
 from tests.zoo.programs import SMALL, end_of, output_of, program
 from tests.zoo.test_commands import n_frames
 
@@ -49,6 +51,33 @@ def test_training_goes_on_exactly(tmp_path):
     for a, b in zip(*(model.policy.parameters() for model in models), strict=True):
         assert th.equal(a, b)
     assert "trained for 192 steps already" in run(*resume, "-n", "192", *SMALL, cwd=tmp_path, fails=True)
+
+
+def test_a_prior_is_an_agent_of_the_zoo_or_a_shared_one_with_its_normalization(trained, tmp_path):
+    """A PPO of RL Zoo in VecNormalize, a folder of ``hub``, and the model that goes on itself; never the agent's seed."""
+    options = ("train", "--env", "CartPole-v1", "-n", "128", "--eval-freq", "-1", "--seed", "3")
+    normalized = ("-params", "normalize:True", "n_envs:2", "n_steps:32", "batch_size:32", "n_timesteps:128")
+    run(*options, "--algo", "ppo", *normalized, cwd=tmp_path)
+    theirs = tmp_path / "logs" / "ppo" / "CartPole-v1_1"
+    hub.save_pretrained(PPG.load(trained / "logs" / "ppg" / "CartPole-v1_1" / "CartPole-v1.zip"), tmp_path / "shared")
+    own = tmp_path / "logs" / "ppg" / "CartPole-v1_1" / "CartPole-v1.zip"
+    found = []
+    for prior in (theirs / "CartPole-v1.zip", tmp_path / "shared", "self"):
+        continued = ("-i", str(own)) if prior == "self" else ()
+        run(*options, *continued, "--prior", str(prior), *SMALL, "prior_coef:'lin_0.5'", cwd=tmp_path)
+        found.append(PPG.load(latest_run(tmp_path) / "CartPole-v1.zip", device="cpu"))
+    of_ppo, of_shared, of_self = (model.prior for model in found)
+    with (theirs / "CartPole-v1" / "vecnormalize.pkl").open("rb") as file:
+        np.testing.assert_array_equal(of_ppo.normalizer.obs_rms.mean, pickle.load(file).obs_rms.mean)
+    assert [one.name for one in (of_ppo, of_shared, of_self)] == ["PPO", "PPG", "PPG"] and of_shared.normalizer is None
+    assert not changed(weights(PPG.load(own)), of_self.policy.state_dict())
+    assert found[0].prior_coef(0.5) == 0.25 and found[0].seed == 3
+    message = run(*options, "--algo", "ppo", "--prior", "self", *normalized, cwd=tmp_path, fails=True)
+    assert "--prior is for trainings, not searches, of ppg" in message
+
+
+def latest_run(folder: Path) -> Path:
+    return max((folder / "logs" / "ppg").iterdir(), key=lambda path: int(path.name.split("_")[-1]))
 
 
 STRICT = f"""

@@ -1,0 +1,354 @@
+"""Fine-tuning near a prior: the KL divergence, its weight, whose policy it is, and the warm-up of the value function."""
+
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import torch as th
+from gymnasium import spaces
+from sb3_contrib import MaskablePPO, RecurrentPPO
+from stable_baselines3 import A2C, PPO, SAC
+from stable_baselines3.common.buffers import RolloutBuffer
+from stable_baselines3.common.utils import LinearSchedule
+from stable_baselines3.common.vec_env import VecFrameStack, VecNormalize
+
+from sb3_ppg import PPG, ArgumentError, MaskablePPG, PhasicCallback, RecurrentPPG, hub
+from sb3_ppg.family import FAMILY, with_preset
+from tests.helpers import (
+    BOX,
+    KINDS,
+    NESTED,
+    SMALL,
+    THREE_ACTIONS,
+    VECTOR,
+    changed,
+    collect,
+    learn_and_log,
+    make_kind,
+    masked_envs,
+    random_envs,
+    saved_and_loaded,
+    weights,
+)
+from tests.offline.test_bcq import random_data
+from tests.test_spaces import ACTIONS
+
+ROLLOUT = 16
+ONE_STEP = dict(batch_size=ROLLOUT, n_aux_epochs=0)  # whose losses are those before it
+
+
+def another(action_space: spaces.Space = THREE_ACTIONS, **kwargs) -> PPG:
+    """Return an agent whose actions differ from those of a model with SMALL, and from state to state."""
+    agent = PPG("MlpPolicy", random_envs(VECTOR, action_space), **{**SMALL, "seed": 1, **kwargs})
+    th.manual_seed(2)
+    for parameter in agent.policy.action_net.parameters():
+        parameter.data.add_(th.randn_like(parameter))
+    return agent
+
+
+def observations_of(model: PPG) -> th.Tensor:
+    return th.as_tensor(model.rollout_buffer.observations)
+
+
+# ---- the divergence ----
+
+
+def test_it_is_the_expectation_of_the_prior_as_in_vpt():
+    """KL(π_prior, π) = Σ π_prior log(π_prior / π), by hand; the reverse is another number."""
+    agent = another()
+    model = PPG("MlpPolicy", random_envs(), **SMALL | ONE_STEP, prior=agent, prior_coef=0.3)
+    start = PPG("MlpPolicy", random_envs(), **SMALL | ONE_STEP).policy
+    logged = learn_and_log(model, ROLLOUT)
+    with th.no_grad():
+        p, q = (one.get_distribution(observations_of(model)).distribution.probs for one in (agent.policy, start))
+    kl, reverse = (p * (p / q).log()).sum(dim=1).mean().item(), (q * (q / p).log()).sum(dim=1).mean().item()
+    assert logged["train/prior_kl"] == pytest.approx(kl, rel=1e-4) and abs(kl - reverse) > 0.01 * kl
+    others = logged["train/policy_gradient_loss"] + 0.5 * logged["train/value_loss"]
+    assert logged["train/loss"] == pytest.approx(others + 0.3 * kl, rel=1e-4)
+    assert logged["train/prior_coef"] == 0.3
+
+
+@pytest.mark.parametrize("kind", ["Box", "gSDE", "Discrete", "MultiDiscrete", "MultiBinary"])
+def test_it_is_exact_for_every_kind_of_actions(kind):
+    space, kwargs = ACTIONS[kind]
+    agent = another(space, **kwargs)
+    model = PPG("MlpPolicy", random_envs(VECTOR, space), **SMALL | ONE_STEP | kwargs, prior=agent)
+    start = PPG("MlpPolicy", random_envs(VECTOR, space), **SMALL | ONE_STEP | kwargs).policy
+    logged = learn_and_log(model, ROLLOUT)
+    with th.no_grad():
+        theirs, ours = (one.get_distribution(observations_of(model)).distribution for one in (agent.policy, start))
+    pairs = zip(theirs, ours, strict=True) if isinstance(theirs, list) else [(theirs, ours)]
+    kls = [th.distributions.kl_divergence(*pair).reshape(ROLLOUT, -1).sum(dim=1).mean() for pair in pairs]
+    assert logged["train/prior_kl"] == pytest.approx(sum(kls).item(), rel=1e-3) and sum(kls) > 0
+
+
+def test_the_parts_of_an_action_have_weights_of_their_own():
+    def kl(prior_coef) -> float:
+        model = PPG("MlpPolicy", random_envs(VECTOR, NESTED), **SMALL | ONE_STEP, prior=agent, prior_coef=prior_coef)
+        return learn_and_log(model, ROLLOUT)["train/prior_kl"]
+
+    agent = another(NESTED)
+    parts = [kl(dict(kind=kind, how=how, move=move)) for kind, how, move in ((1, 0, 0), (0, [1, 1], 0), (0, 0, 1))]
+    assert min(parts) > 0 and kl(1.0) == pytest.approx(sum(parts), rel=1e-5)
+    assert kl(dict(kind=2, how=[0, 0], move=0.5)) == pytest.approx(2 * parts[0] + 0.5 * parts[2], rel=1e-5)
+    with pytest.raises(ArgumentError, match="`prior_coef`"):
+        kl(dict(kind=1))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_is_zero_at_the_start(kind):
+    """The prior is the model's own policy, for vectors, images, dictionaries, LSTMs and masks; then it grows."""
+    model = make_kind(kind, batch_size=ROLLOUT, prior="self", learning_rate=1e-2)
+    assert learn_and_log(model, ROLLOUT)["train/prior_kl"] == pytest.approx(0, abs=1e-6)
+    model.learn(2 * ROLLOUT, reset_num_timesteps=False)
+    assert learn_and_log(model, ROLLOUT)["train/prior_kl"] > 1e-6
+
+
+# ---- its weight ----
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FAMILY)
+def test_without_weight_every_member_of_the_family_trains_as_without_a_prior(name):
+    def train(**kwargs) -> dict[str, th.Tensor]:
+        algorithm = FAMILY[name].algorithm
+        policy, env = ("MlpLstmPolicy" if algorithm is RecurrentPPG else "MlpPolicy"), random_envs()
+        env = masked_envs() if algorithm is MaskablePPG else env
+        preset = with_preset(name, dict(n_steps=8, batch_size=8, n_epochs=2, aux_batch_size=None))
+        return weights(algorithm(policy, env, seed=0, device="cpu", **preset, **kwargs).learn(3 * ROLLOUT))
+
+    plain = train()
+    assert not changed(plain, train(prior="self", prior_coef=0.0))
+    assert changed(plain, train(prior="self", prior_coef=1.0))
+
+
+def test_a_large_weight_holds_the_policy_and_a_schedule_lets_it_go():
+    def kl(prior_coef) -> float:
+        settings = SMALL | dict(n_epochs=4, learning_rate=3e-3, n_aux_epochs=0)
+        model = PPG("MlpPolicy", random_envs(), **settings, prior="self", prior_coef=prior_coef)
+        return learn_and_log(model, 20 * ROLLOUT)["train/prior_kl"]
+
+    free, held, released = kl(0.0), kl(1e4), kl(LinearSchedule(1e4, 0.0, 0.1))
+    assert held < free / 20 < released
+
+
+def test_a_weight_that_cannot_work_is_refused():
+    for coef in (-1, "much", float("nan"), lambda _: -1.0):
+        with pytest.raises(ArgumentError, match="`prior_coef`"):
+            PPG("MlpPolicy", random_envs(), **SMALL, prior="self", prior_coef=coef)
+
+
+# ---- whose policy it is ----
+
+
+AGENTS = {
+    "PPO": lambda env: PPO("MlpPolicy", env, n_steps=8, batch_size=8, device="cpu").learn(16),
+    "A2C": lambda env: A2C("MlpPolicy", env, device="cpu").learn(16),
+    "PPG, one network": lambda env: PPG("MlpPolicy", env, **SMALL, policy_kwargs=dict(architecture="detached")),
+    "RecurrentPPO": lambda env: RecurrentPPO("MlpLstmPolicy", env, n_steps=8, batch_size=8, device="cpu").learn(16),
+}
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_the_agent_may_be_of_another_algorithm(name):
+    """A trained one's distribution has a graph, which torch could not copy."""
+    agent = AGENTS[name](random_envs())
+    before = weights(agent)
+    model = PPG("MlpPolicy", random_envs(), **SMALL, prior=agent).learn(2 * ROLLOUT)
+    assert not changed(before, weights(agent)) and not changed(before, model.prior.policy.state_dict())
+    assert not any(one.requires_grad or one.grad is not None for one in model.prior.policy.parameters())
+    assert learn_and_log(model, ROLLOUT)["train/prior_kl"] > 0
+
+
+def test_a_trained_ppo_with_gsde_is_saved_as_a_prior(tmp_path):
+    agent = PPO("MlpPolicy", random_envs(action_space=BOX), n_steps=8, batch_size=8, use_sde=True, device="cpu").learn(16)
+    model = PPG("MlpPolicy", random_envs(action_space=BOX), **SMALL, use_sde=True, prior=agent).learn(ROLLOUT)
+    model.save(tmp_path / "model")
+    loaded = PPG.load(tmp_path / "model", env=random_envs(action_space=BOX))
+    assert not changed(weights(agent), loaded.prior.policy.state_dict())
+
+
+@pytest.mark.parametrize("algorithm", [MaskablePPO, MaskablePPG])
+def test_masks_are_those_of_the_step(algorithm):
+    agent = algorithm("MlpPolicy", masked_envs(), device="cpu", seed=3)
+    model = MaskablePPG("MlpPolicy", masked_envs(), **SMALL, prior=agent)
+    collect(model)
+    buffer = model.rollout_buffer
+    masks = buffer.action_masks.reshape(8, 2, 5).astype(bool)
+    assert np.isfinite(buffer.prior).all() and (np.exp(buffer.prior)[~masks] == 0).all() and not masks.all()
+    np.testing.assert_allclose(np.exp(buffer.prior).sum(axis=-1), 1, rtol=1e-5)
+
+
+@pytest.mark.parametrize("trained", [PPG, RecurrentPPG])
+def test_an_lstm_remembers_its_episode_and_no_other(trained):
+    """Step by step from zeros at the beginning of each episode, as the agent would act; over two rollouts."""
+    env = random_envs(episode_length=5)
+    agent = RecurrentPPG("MlpLstmPolicy", random_envs(), **{**SMALL, "seed": 1}, policy_kwargs=dict(lstm_hidden_size=4))
+    policy = "MlpPolicy" if trained is PPG else "MlpLstmPolicy"
+    model = trained(policy, env, **SMALL, prior=agent)
+    states = agent.policy.initial_states(2).pi
+    for _ in range(2):
+        with th.no_grad():
+            with patch.object(model, "train"):
+                model.learn(ROLLOUT, log_interval=None, reset_num_timesteps=False)
+            buffer = model.rollout_buffer
+            for observations, starts, found in zip(buffer.observations, buffer.episode_starts, buffer.prior, strict=True):
+                arguments = th.as_tensor(observations), states, th.as_tensor(starts)
+                distribution, states = agent.policy.get_distribution(*arguments)
+                np.testing.assert_allclose(found, distribution.distribution.logits, rtol=1e-5, atol=1e-6)
+
+
+def test_it_sees_observations_in_the_normalization_of_its_own_training():
+    """With frozen statistics, and without those of the model's VecNormalize and its clipping."""
+    theirs = VecNormalize(random_envs())
+    agent = PPO("MlpPolicy", theirs, n_steps=8, batch_size=8, device="cpu").learn(64)
+    mean, std, expected = theirs.obs_rms.mean.copy(), np.sqrt(theirs.obs_rms.var + theirs.epsilon), []
+    model = PPG("MlpPolicy", VecNormalize(random_envs(), clip_obs=0.1), **SMALL, prior=agent)
+    agent.learn(64)  # the copy has the statistics and the weights of before
+
+    class Notes(PhasicCallback):
+        def _on_rollout_start(self):
+            self.note()
+
+        def _on_step(self):
+            self.note()
+            return True
+
+        def note(self):
+            seen = (self.model.env.get_original_obs() - mean) / std
+            with th.no_grad():
+                distribution = model.prior.policy.get_distribution(th.as_tensor(np.clip(seen, -10, 10)))
+            expected.append(distribution.distribution.logits.numpy())
+
+    with patch.object(model, "train"):
+        model.learn(ROLLOUT, callback=Notes())
+    np.testing.assert_allclose(model.rollout_buffer.prior, expected[:-1], rtol=1e-4, atol=1e-6)
+    assert np.ptp(expected, axis=(0, 1)).min() > 0
+
+
+def test_what_cannot_be_a_prior_is_refused_by_name():
+    cases = {
+        "the agent is a SAC, which has none": SAC("MlpPolicy", random_envs(action_space=BOX, n_envs=1), device="cpu"),
+        "the agent has a DiagGaussian.*, the model a Categorical": PPO(
+            "MlpPolicy", random_envs(action_space=BOX), device="cpu"
+        ),
+        r"Discrete\(4\).*, the model a .*Discrete\(3\)": PPO("MlpPolicy", random_envs(action_space=spaces.Discrete(4))),
+        "for observations .*, the model a": PPO("MlpPolicy", random_envs(spaces.Box(-1, 1, (4,)))),
+        "the agent has a MaskableCategorical": MaskablePPO("MlpPolicy", masked_envs()),
+        "`prior`='CartPole' cannot work": "CartPole",
+    }
+    for message, agent in cases.items():
+        with pytest.raises(ArgumentError, match=message):
+            PPG("MlpPolicy", random_envs(), **SMALL, prior=agent)
+
+
+class OwnMinibatches(RolloutBuffer):
+    def get(self, batch_size=None):
+        return super().get(batch_size)
+
+
+def test_environments_and_buffers_that_hide_what_it_needs_are_refused():
+    with pytest.raises(ArgumentError, match=r"`prior`.*a wrapper around VecNormalize"):
+        PPG("MlpPolicy", VecFrameStack(VecNormalize(random_envs()), 2), **SMALL, prior="self")
+    with pytest.raises(ArgumentError, match=r"`rollout_buffer_class`.*a prior adds data to minibatches"):
+        PPG("MlpPolicy", random_envs(), **SMALL, prior="self", rollout_buffer_class=OwnMinibatches)
+
+
+# ---- set, kept, shared ----
+
+
+def test_self_is_the_policy_that_warm_start_leaves():
+    model = PPG("MlpPolicy", random_envs(), **SMALL, prior="self")
+    before = weights(model)
+    model.warm_start(random_data(VECTOR, THREE_ACTIONS), n_epochs=1)
+    cloned = weights(model)
+    model.learn(ROLLOUT)
+    assert changed(before, cloned) and not changed(cloned, model.prior.policy.state_dict())
+    assert changed(cloned, weights(model))
+
+
+def test_it_is_set_after_loading_and_taken_away(tmp_path):
+    model = PPG("MlpPolicy", random_envs(), **SMALL).learn(ROLLOUT)
+    model.save(tmp_path / "model")
+    loaded = PPG.load(tmp_path / "model", env=random_envs())
+    loaded.set_prior("self", 0.5)
+    assert learn_and_log(loaded, 3 * ROLLOUT)["train/prior_coef"] == 0.5
+    loaded.set_prior(None)
+    assert "train/prior_kl" not in learn_and_log(loaded, ROLLOUT)
+    assert not changed(weights(model), PPG.load(tmp_path / "model", prior=model).prior.policy.state_dict())
+
+
+def test_a_shared_model_asks_for_its_prior(tmp_path):
+    model = PPG("MlpPolicy", random_envs(), **SMALL | ONE_STEP, prior=another(), prior_coef=0.4).learn(ROLLOUT)
+    hub.save_pretrained(model, tmp_path)
+    loaded = hub.from_pretrained(tmp_path, env=random_envs())
+    assert '"prior": "not shared"' in (tmp_path / "model.json").read_text() and loaded.prior_coef == 0.4
+    with pytest.raises(ArgumentError, match="trained near a prior, which its files do not hold"):
+        loaded.learn(ROLLOUT)
+    loaded.set_prior(another())
+    for one in (model, loaded):
+        one.set_env(random_envs())
+        one.set_random_seed(0)
+        one.learn(ROLLOUT)
+    assert not changed(weights(model), weights(loaded))
+
+
+def test_older_rollouts_keep_its_distributions(tmp_path):
+    settings = SMALL | dict(objective="decoupled", replay_kwargs=dict(policy_rollouts=2), prior=another())
+    model = PPG("MlpPolicy", random_envs(), **settings).learn(3 * ROLLOUT)
+    loaded = saved_and_loaded(model, tmp_path, env=random_envs())
+    (there,), (here,) = ([one.buffer.prior for one in each.replay.rollouts[:1]] for each in (model, loaded))
+    np.testing.assert_array_equal(there, here)
+    loaded.set_prior("self")
+    assert not loaded.replay.rollouts  # which have another prior
+    loaded.learn(ROLLOUT, reset_num_timesteps=False)
+
+
+# ---- faster updates ----
+
+
+def test_micro_batches_give_the_same_gradient():
+    def train(**kwargs) -> th.Tensor:
+        model = PPG("MlpPolicy", random_envs(), **SMALL | ONE_STEP, prior=another(), prior_coef=1.0, **kwargs)
+        return th.as_tensor(model.learn(2 * ROLLOUT).policy.parameters_to_vector())
+
+    th.testing.assert_close(train(micro_batch_size=3), train(micro_batch_size=None), rtol=1e-4, atol=1e-6)
+
+
+# ---- the warm-up of the value function ----
+
+
+def policy_of(model: PPG) -> dict[str, th.Tensor]:
+    """Everything that actions depend on."""
+    is_value = ("value_net", "aux_value_net", "mlp_extractor.value_net", "vf_features_extractor", "lstm_critic", "critic")
+    return {name: value for name, value in weights(model).items() if not name.startswith(is_value)}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("n_value_epochs", [None, 2])
+def test_the_first_rollouts_train_the_value_function_alone(kind, n_value_epochs):
+    model = make_kind(kind, n_value_warmup=3, n_value_epochs=n_value_epochs)
+    policy, everything = policy_of(model), weights(model)
+    logged = learn_and_log(model, 3 * ROLLOUT)
+    assert not changed(policy, policy_of(model)) and changed(everything, weights(model))
+    assert "train/value_loss" in logged and "train/policy_gradient_loss" not in logged and "train/approx_kl" not in logged
+    assert len(model.aux_buffer) == model.n_aux_phases == 0
+    model.learn(ROLLOUT, reset_num_timesteps=False)
+    assert changed(policy, policy_of(model)) and len(model.aux_buffer) == 1
+
+
+def test_it_counts_from_the_beginning_of_a_run():
+    model = PPG("MlpPolicy", random_envs(), **SMALL, n_value_warmup=1).learn(2 * ROLLOUT)
+    policy = policy_of(model)
+    model.learn(ROLLOUT)  # from 0 on, as for a model that was loaded
+    assert not changed(policy, policy_of(model))
+
+
+@pytest.mark.parametrize(
+    "policy_kwargs",
+    [dict(architecture="shared"), dict(share_features_extractor=True)],
+)
+def test_a_value_function_on_the_policys_layers_is_refused(policy_kwargs):
+    with pytest.raises(ArgumentError, match="`n_value_warmup`=1 cannot work: the value function shares layers"):
+        make_kind("images", n_value_warmup=1, policy_kwargs=policy_kwargs)
+    make_kind("images", n_value_warmup=1, policy_kwargs=dict(architecture="detached"))
