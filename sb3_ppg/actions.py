@@ -6,8 +6,10 @@ Kinds of action distributions, one class each: those of SB3 and sb3-contrib, and
 
 import copy
 import math
+import threading
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -662,3 +664,29 @@ def _with_one_dimension(space: spaces.Space) -> spaces.Space:
     if isinstance(space, spaces.MultiBinary):
         return spaces.MultiBinary(math.prod(space.shape))
     return space
+
+
+# ---- validation ----
+
+_lock = threading.Lock()
+_before: list[bool] = []  # the setting before each block that is being run, in any thread
+
+
+@contextmanager
+def unvalidated_distributions() -> Iterator[None]:
+    """
+    Turn off the validation of arguments in torch's distributions. Each validation costs a transfer from the device, and an
+    exported program would contain its result as a constant. The losses are checked once per epoch instead. If several threads
+    train, the last one to leave its block restores the setting.
+    """
+    distributions = th.distributions.Distribution
+    with _lock:
+        _before.append(distributions._validate_args)
+        distributions.set_default_validate_args(False)
+    try:
+        yield
+    finally:
+        with _lock:
+            before = _before.pop()
+            if not _before:
+                distributions.set_default_validate_args(before)

@@ -13,11 +13,10 @@ from stable_baselines3.common.distributions import Distribution
 from stable_baselines3.common.vec_env import VecNormalize
 from torch import nn
 
-from sb3_ppg.actions import NestedActions, NestedDistribution, leaves, n_choices
+from sb3_ppg.actions import NestedActions, NestedDistribution, leaves, n_choices, unvalidated_distributions
 from sb3_ppg.environments.watched import only_normalizer
 from sb3_ppg.errors import ArgumentError, missing_extras_named
 from sb3_ppg.maskable import MaskablePhasicActorCriticPolicy
-from sb3_ppg.optim.precision import unvalidated_distributions
 from sb3_ppg.policies.lstm import RecurrentPhasicActorCriticPolicy
 from sb3_ppg.ppg import PPG
 from sb3_ppg.saving.files import atomic_write

@@ -25,7 +25,7 @@ SELF = "self"  # as a value of the argument `prior`: the model's own policy when
 NOT_SHARED = "not shared"  # as a value of the argument `prior` in files on the Hub, which do not hold the prior of a model
 
 
-AT_ONCE = 256  # observations in a forward pass
+AT_ONCE = 256  # observations in a forward pass that trains nothing: BCQ, as an agent, samples 100 actions for each
 
 
 class Prior:

@@ -22,10 +22,8 @@ from sb3_ppg.offline.data import Dataset, fit_normalizers, load_dataset
 from sb3_ppg.optim.update import mean_losses, optimize_epoch
 from sb3_ppg.optim.value_units import change_value_units
 from sb3_ppg.policies import head_loss
-from sb3_ppg.prior import Prior
+from sb3_ppg.prior import AT_ONCE, Prior
 from sb3_ppg.protocols import PhasicModel
-
-AT_ONCE = 256  # observations in a forward pass that trains nothing: BCQ samples 100 actions for each
 
 
 class Samples(NamedTuple):

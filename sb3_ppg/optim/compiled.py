@@ -18,12 +18,12 @@ import torch as th
 from stable_baselines3.common.type_aliases import PyTorchObs
 from torch import nn
 
+from sb3_ppg.actions import unvalidated_distributions
 from sb3_ppg.arrays import map_arrays, n_samples, parameters_of
 from sb3_ppg.distributed import n_processes
 from sb3_ppg.errors import printable, warn
 from sb3_ppg.losses import Losses
 from sb3_ppg.objectives import Objective
-from sb3_ppg.optim.precision import unvalidated_distributions
 from sb3_ppg.optim.steps import FlatAdam, Gradient, MinibatchLosses, loss_gradient, take_steps
 from sb3_ppg.policies import PhasicActorCriticPolicy
 from sb3_ppg.policies.extractors import has_convolutions

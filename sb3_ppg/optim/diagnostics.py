@@ -9,13 +9,12 @@ import numpy as np
 import torch as th
 
 from sb3_ppg import losses
-from sb3_ppg.actions import NestedActions, leaves
+from sb3_ppg.actions import NestedActions, leaves, unvalidated_distributions
 from sb3_ppg.arrays import split
 from sb3_ppg.buffers.rollout_buffers import component_summary
 from sb3_ppg.buffers.rollouts import samples
 from sb3_ppg.distributed import average_over_processes, explained_variance
 from sb3_ppg.objectives import targets_of
-from sb3_ppg.optim.precision import unvalidated_distributions
 from sb3_ppg.optim.update import Update, mean_losses
 from sb3_ppg.protocols import PhasicModel
 

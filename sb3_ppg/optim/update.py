@@ -14,12 +14,12 @@ import torch as th
 from stable_baselines3.common.utils import update_learning_rate
 from torch import nn
 
+from sb3_ppg.actions import unvalidated_distributions
 from sb3_ppg.arrays import Minibatch, map_arrays, n_samples, parameters_of, split
 from sb3_ppg.distributed import average_gradients, average_over_processes, n_processes
 from sb3_ppg.errors import NonFiniteLossError
 from sb3_ppg.losses import Losses, approximate_kl
 from sb3_ppg.optim.compiled import CompiledStep
-from sb3_ppg.optim.precision import unvalidated_distributions
 from sb3_ppg.optim.steps import Gradient, minibatch_losses
 from sb3_ppg.protocols import PhasicModel
 

@@ -12,6 +12,7 @@ from stable_baselines3.common.type_aliases import PyTorchObs
 from stable_baselines3.common.utils import obs_as_tensor
 from stable_baselines3.common.vec_env import VecEnv
 
+from sb3_ppg.actions import unvalidated_distributions
 from sb3_ppg.arguments import require
 from sb3_ppg.arrays import map_arrays
 from sb3_ppg.buffers.rollouts import (
@@ -25,7 +26,6 @@ from sb3_ppg.buffers.rollouts import (
 from sb3_ppg.distributed import n_processes
 from sb3_ppg.environments.watched import CheckedSteps
 from sb3_ppg.errors import ArgumentError, NonFiniteActionError, warn
-from sb3_ppg.optim.precision import unvalidated_distributions
 from sb3_ppg.protocols import PhasicModel
 from sb3_ppg.saving.training_state import generators_kept
 
@@ -50,10 +50,10 @@ def take_steps(
     rollout_buffer.reset()
     callback.on_rollout_start()
     model.time_limits.begin(model._last_episode_starts, model.ignore_terminations)
-    if model.reward_reader is not None:
-        model.reward_reader.begin(model._last_episode_starts)
-    read_rewards = None if model.reward_reader is None else model.reward_reader.read
-    steps = CheckedSteps(env, model.allow_nonfinite_observations, model.time_limits, read_rewards)
+    if (reader := model.reward_reader) is not None:
+        reader.begin(model._last_episode_starts)
+    read = None if reader is None else reader.read
+    steps = CheckedSteps(env, model.allow_nonfinite_observations, model.time_limits, read)
     if model.use_sde:
         model.policy.reset_noise(env.num_envs)
     while n_steps < n_rollout_steps:

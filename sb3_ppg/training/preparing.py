@@ -9,13 +9,13 @@ import torch as th
 from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.utils import obs_as_tensor
 
+from sb3_ppg.actions import unvalidated_distributions
 from sb3_ppg.arrays import split
 from sb3_ppg.buffers.replay import Kind, Rollout
 from sb3_ppg.buffers.rollout_buffers import VectorRewardBuffer, component_samples
 from sb3_ppg.buffers.rollouts import RolloutEnd, ordered_gae, samples
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.objectives import objective_name
-from sb3_ppg.optim.precision import unvalidated_distributions
 from sb3_ppg.optim.value_units import change_value_units, set_value_units
 from sb3_ppg.protocols import PhasicModel
 

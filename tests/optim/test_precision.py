@@ -5,7 +5,7 @@ import pytest
 import torch as th
 
 from sb3_ppg import PPG
-from sb3_ppg.optim.precision import unvalidated_distributions
+from sb3_ppg.actions import unvalidated_distributions
 from tests.helpers import calls_of, collect, distributions_are_validated, losses_of
 from tests.helpers import make_on_images as make
 
