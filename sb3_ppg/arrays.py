@@ -1,7 +1,6 @@
 """Arrays in nested dictionaries and tuples, such as the observations of a Dict space."""
 
 from collections.abc import Callable, Iterator, Sequence
-from operator import itemgetter
 from typing import Any, TypeVar
 
 import torch as th
@@ -68,8 +67,19 @@ def split_arrays(tree: Any, sizes: Sequence[int]) -> Sequence[Any]:
             return [leaf] * len(sizes)
         return list(leaf.split([size * len(leaf) // total for size in sizes]))
 
-    of_leaves = map_arrays(pieces, tree)
-    return [map_arrays(itemgetter(number), of_leaves) for number in range(len(sizes))]
+    return _transposed(map_arrays(pieces, tree), len(sizes))
+
+
+def _transposed(tree: Any, n: int) -> Sequence[Any]:
+    """Return the ``n`` trees whose leaves are the elements of the lists that are the leaves of this one."""
+    if isinstance(tree, list):
+        return tree
+    if not tree:
+        return [tree] * n
+    parts = zip(*(_transposed(one, n) for one in (tree.values() if isinstance(tree, dict) else tree)), strict=True)
+    if isinstance(tree, dict):
+        return [dict(zip(tree, part, strict=True)) for part in parts]
+    return [type(tree)(*part) for part in parts] if hasattr(tree, "_fields") else [*parts]
 
 
 def has_samples(value: Any) -> bool:

@@ -80,13 +80,17 @@ class Study:
         makers = {name: one.make for name, one in self.contestants.items()}
         work = partial(_train, makers, lengths, self.budget.n_eval_episodes)
         self.runs.carry_out(self.wanted, work, self.folder / "log.txt", self.budget.n_jobs, self.budget.n_threads, seconds)
-        curves = self.runs.curves().merge(pd.DataFrame(self.wanted))
-        settings = {name: one.settings for name, one in self.contestants.items()}
-        found = Comparison(self.title, self.runs.rows(self.wanted), curves, measured, settings, target)
+        found = self.result(target)
         found.picture().savefig(self.folder / "compare.png")
         (self.folder / "compare.md").write_text(found.page())
         print(f"{found.verdict()}\nSaved {self.folder / 'compare.png'}, compare.md and compare.csv")
         return found
+
+    def result(self, target: float | None = None) -> Comparison:
+        """Return what has been measured."""
+        curves = self.runs.curves().merge(pd.DataFrame(self.wanted))
+        settings = {name: one.settings for name, one in self.contestants.items()}
+        return Comparison(self.title, self.runs.rows(self.wanted), curves, self.speed(), settings, target)
 
     def length(self, measured: "pd.Series[float]") -> int:
         """Return the number of steps of a training, given the contestant's speed."""

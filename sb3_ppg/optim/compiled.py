@@ -33,8 +33,8 @@ from sb3_ppg.protocols import PhasicModel
 WORTHWHILE_STEPS = 50_000
 # Maximum number of minibatch sizes to compile; minibatches of an evenly split epoch differ by at most one sequence
 MAX_SIZES = 2
-# Steps of a small network in one call of a compiled function. With more, each is a little faster, and compiling takes longer
-STEPS_PER_CALL = 2
+# Most steps in one call of a compiled function, whose minibatches are copied
+STEPS_PER_CALL = 16
 # Attributes in which torch stores registered hooks
 STEPS = "forward forward_pre backward backward_pre post_accumulate_grad optimizer_step_pre optimizer_step_post"
 HOOKS = [f"_{step}_hooks" for step in STEPS.split()]
@@ -104,8 +104,14 @@ def _only_compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     return compiled
 
 
-def _copied(leaf: Any) -> Any:
-    return leaf.clone() if isinstance(leaf, th.Tensor) else leaf
+def _stacked(leaves: Sequence[Any], n: int) -> Any:
+    """Stack tensors; fewer than ``n`` are followed by empty ones. Other leaves are the same in all minibatches."""
+    first = leaves[0]
+    if not isinstance(first, th.Tensor):
+        return first
+    stack = first.new_empty(n, *first.shape)
+    th.stack([*leaves], out=stack[: len(leaves)])
+    return stack
 
 
 class CompiledStep(CompiledFunction):
@@ -119,7 +125,9 @@ class CompiledStep(CompiledFunction):
 
     def __init__(self, model: PhasicModel, name: str, losses: Callable[..., Losses], takes_step: bool):
         function = take_steps if takes_step else loss_gradient
-        options = dict(cpp_wrapper=model.device.type == "cpu")  # which starts the kernels without Python
+        # Kernels are started without Python, and torch keeps the compiled loop, as it does with other code
+        options: dict[str, Any] = dict(cpp_wrapper=model.device.type == "cpu")
+        options["unsafe_marked_cacheable_functions"] = {"torch.ops.higher_order.while_loop": th.__version__}
         super().__init__(model, f"{name} update", function, options=options)
         self.losses_of = MinibatchLosses(model, losses)
         self.takes_step = takes_step
@@ -174,7 +182,8 @@ class CompiledStep(CompiledFunction):
                         waiting.append(minibatch)
                     else:
                         self._copy_back()
-                        yield eager(minibatch)
+                        self._eager = eager(minibatch)
+                        yield self._eager
                 if waiting:
                     yield from self._run(waiting, eager)
         finally:
@@ -187,24 +196,31 @@ class CompiledStep(CompiledFunction):
         if self.takes_step:
             self._flat = self._flat or FlatAdam(self._optimizer, self._reached, self.losses_of)
             self._flat.set_learning_rates()
-            # torch would compile again where one tensor is given twice
-            rest = [map_arrays(_copied, minibatches[-1]) for _ in range(self.n_at_once - n)]
-            arguments = (minibatches + rest, th.tensor(n), self._flat.groups, self._max_grad_norm)
+            stacked = map_arrays(lambda *leaves: _stacked(leaves, self.n_at_once), *minibatches)
+            like = self._eager
+            n_ratios = len(like.log_ratio) * size // like.size  # none in the auxiliary phase
+            records = [
+                one.new_empty(self.n_at_once, *shape)
+                for one, shape in ((like.values, like.values.shape), (like.log_ratio, [n_ratios]), (self._parameters[0], []))
+            ]
+            arguments = (stacked, th.tensor(n), self._flat.groups, self._max_grad_norm, records)
         result = self.call(self.losses_of, self._coefficients, *arguments, is_new=size not in self._compiled_sizes)
         if result is None:
             self._copy_back()
             yield from map(eager, minibatches)
             return
-        gradient, self._latest = result
         self._compiled_sizes.add(size)
-        if self.n_at_once == 1:
-            self._copy_back()
         if not self.takes_step:
+            gradient, self._latest = result
+            self._copy_back()
             yield gradient
             return
-        stacked = (gradient.values, gradient.log_ratio, gradient.norm)
-        for values, log_ratio, norm in zip(*(of_all[:n].unbind() for of_all in stacked), strict=True):
-            yield gradient._replace(values=values, log_ratio=log_ratio, norm=norm)
+        records, states, self._latest = result
+        self._flat.groups = [group._replace(state=state) for group, state in zip(self._flat.groups, states, strict=True)]
+        if self.n_at_once == 1:
+            self._copy_back()
+        values, log_ratios, norms = (record[:n] for record in records)
+        yield Gradient(self._eager.names, values, log_ratios.flatten(), size, norms, n)
 
     def _copy_back(self) -> None:
         """Bring the parameters, their gradients and the optimizer's state up to date."""

@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 
 import torch as th
 from torch import nn
+from torch._higher_order_ops import while_loop
 from torch.optim.adam import adam
 
-from sb3_ppg.arrays import n_samples
+from sb3_ppg.arrays import map_arrays, n_samples
 from sb3_ppg.losses import Losses
 from sb3_ppg.protocols import PhasicModel
 
@@ -21,14 +22,14 @@ OPTIONS = ("amsgrad", "weight_decay", "eps", "maximize", "decoupled_weight_decay
 
 
 class Gradient(NamedTuple):
-    """Losses of a minibatch, and their gradient."""
+    """Losses of a minibatch, and their gradient. After compiled steps, those of ``n_steps`` minibatches."""
 
     names: list[str]  # of the losses
-    values: th.Tensor  # of the losses, (n_losses,)
-    log_ratio: th.Tensor  # see `Losses`, (B,)
-    size: int  # number of samples, B
-    norm: Any = None  # L2 norm of the gradient before it was clipped, (); None if it is not known yet
-    step_is_taken: bool = False
+    values: th.Tensor  # of the losses, (n_losses,); after compiled steps (n_steps, n_losses)
+    log_ratio: th.Tensor  # see `Losses`, (B,); after compiled steps (n_steps * B,)
+    size: int  # number of samples in a minibatch, B
+    norm: Any = None  # L2 norm of the gradient before it was clipped; after compiled steps (n_steps,); None: not known yet
+    n_steps: int = 0  # number of optimizer steps that have been taken
 
 
 def minibatch_losses(model: PhasicModel, losses: Callable[..., Losses], coefficients: Any, minibatch: Any) -> Losses:
@@ -53,27 +54,23 @@ class FlatGroup(NamedTuple):
 
     names: list[str]  # of each parameter in its network
     shapes: list[th.Size]
-    values: th.Tensor  # (N,)
-    moments: list[th.Tensor]  # means of the gradients, of their squares, and the largest of these with `amsgrad`, (N,) each
-    n_steps: th.Tensor  # (1,), because torch 2.13's compiled code does not change an argument of shape () and dtype float64
-    learning_rate: th.Tensor  # ()
     options: dict[str, Any]  # of `torch.optim.adam.adam`
+    learning_rate: th.Tensor  # ()
+    # Values; means of the gradients, of their squares, and the largest of these with `amsgrad`, (N,) each; number of steps, ()
+    state: list[th.Tensor]
 
     def split(self, numbers: th.Tensor) -> list[th.Tensor]:
         """Split a tensor of N numbers into the parts of the parameters, in their shapes."""
         parts = numbers.split([shape.numel() for shape in self.shapes])
         return [part.view(shape) for part, shape in zip(parts, self.shapes, strict=True)]
 
-    def step(self, gradient: th.Tensor, is_taken: th.Tensor) -> None:
-        """Change values and state in place by a step, unless it is not taken. ``gradient``: (N,); ``is_taken``: ()."""
-        tensors = [self.values, *self.moments, self.n_steps]
-        values, *moments, n_steps = changed = [tensor.clone() for tensor in tensors]
+    def step(self, state: list[th.Tensor], gradient: th.Tensor) -> list[th.Tensor]:
+        """Return the state after a step from another one. ``gradient``: (N,)."""
+        values, *moments, n_steps = state = [tensor.clone() for tensor in state]
         lists: Any = [[one] for one in (values, gradient, *moments)]
         lists += [[]] * (5 - len(lists))  # without `amsgrad`
-        lists.append([n_steps[0]])  # of shape (), as float32 numbers stay float32 in arithmetic with it
-        adam(*lists, lr=self.learning_rate, **self.options)
-        for tensor, new in zip(tensors, changed, strict=True):
-            tensor.copy_(th.where(is_taken, new, tensor))
+        adam(*lists, [n_steps], lr=self.learning_rate, **self.options)
+        return state
 
 
 class FlatAdam:
@@ -110,11 +107,9 @@ class FlatAdam:
                     FlatGroup(
                         names=[names[parameter] for parameter in some],
                         shapes=[parameter.shape for parameter in some],
-                        values=values,
-                        moments=moments,
-                        n_steps=states[0]["step"].double().reshape(1),  # in eager mode, Adam computes with it in Python
-                        learning_rate=th.empty((), dtype=th.float64, device=values.device),
                         options=options,
+                        learning_rate=th.empty((), dtype=th.float64, device=values.device),
+                        state=[values, *moments, states[0]["step"].double()],  # in eager mode, Adam computes with it in Python
                     )
                 )
 
@@ -127,11 +122,12 @@ class FlatAdam:
     def copy_back(self, gradients: Sequence[th.Tensor] | None) -> None:
         """Set the parameters, the optimizer's state, and the ``grad`` of the parameters, for callbacks that read it."""
         for number, (flat, (_, parameters, states)) in enumerate(zip(self.groups, self._originals, strict=True)):
-            th._foreach_copy_([*parameters], flat.split(flat.values))
-            for name, moment in zip(MOMENTS, flat.moments, strict=False):
+            values, *moments, n_steps = flat.state
+            th._foreach_copy_([*parameters], flat.split(values))
+            for name, moment in zip(MOMENTS, moments, strict=False):
                 th._foreach_copy_([state[name] for state in states], flat.split(moment))
             for state in states:
-                state["step"].copy_(flat.n_steps[0])
+                state["step"].copy_(n_steps)
             for parameter, gradient in zip(parameters, flat.split(gradients[number]) if gradients else [], strict=False):
                 parameter.grad = gradient
 
@@ -151,32 +147,52 @@ def loss_gradient(
 def take_steps(
     losses_of: MinibatchLosses,
     coefficients: Any,
-    minibatches: list[Any],
+    minibatches: Any,
     n_steps: th.Tensor,
     groups: list[FlatGroup],
     max_grad_norm: th.Tensor | None,
-) -> tuple[Gradient, Sequence[th.Tensor]]:
+    records: tuple[th.Tensor, th.Tensor, th.Tensor],
+) -> tuple[tuple[th.Tensor, ...], list[list[th.Tensor]], list[th.Tensor]]:
     """
-    For each of the first ``n_steps`` minibatches, compute the gradient of its loss, clip it, and take a step of Adam, which
-    changes the groups in place. Further minibatches change nothing: they fill up a call, so that it needs no graph of its own.
+    For each of the first ``n_steps`` minibatches, compute the gradient of its loss, clip it, and take a step of Adam. It is a
+    loop in compiled code, whose body is compiled once.
 
-    :return: what ``Gradient`` has of each minibatch, stacked, and the latest gradient in the parameters of each group
+    :param minibatches: minibatches of the same size, stacked: tensors of shape (K, B, ...)
+    :param n_steps: (), at most K
+    :param records: empty tensors for each minibatch's losses, (K, n_losses), log-ratios, (K, B), and norm, (K,)
+    :return: these records; the state of each group; the latest gradient in the parameters of each group
     """
-    results, latest = [], [th.zeros_like(group.values) for group in groups]
-    for number, minibatch in enumerate(minibatches):
-        leaves = [group.values.detach().requires_grad_() for group in groups]
+
+    def loss(flat: list[th.Tensor], minibatch: Any) -> tuple[th.Tensor, tuple[th.Tensor, th.Tensor]]:
         parameters: dict[str, th.Tensor] = {}
-        for group, leaf in zip(groups, leaves, strict=True):
-            parameters.update(zip(group.names, group.split(leaf), strict=True))
+        for group, values in zip(groups, flat, strict=True):
+            parameters.update(zip(group.names, group.split(values), strict=True))
         losses = th.func.functional_call(losses_of, parameters, (coefficients, minibatch))
-        gradients = th.autograd.grad(losses.total, leaves)
-        is_taken = number < n_steps
-        with th.no_grad():
-            norm = th.stack([gradient.abs().square().sum() for gradient in gradients]).sum().sqrt()
-            scale = 1.0 if max_grad_norm is None else th.clamp(max_grad_norm / (norm + 1e-6), max=1.0)
-            latest = [th.where(is_taken, new * scale, old) for new, old in zip(gradients, latest, strict=True)]
-            for group, gradient in zip(groups, latest, strict=True):
-                group.step(gradient, is_taken)
-        results.append((losses.values, losses.log_ratio.detach(), norm))
-    values, log_ratios, norms = (th.stack(column) for column in zip(*results, strict=True))
-    return Gradient(losses.names, values, log_ratios, n_samples(minibatch[0]), norms, step_is_taken=True), latest
+        return losses.total, (losses.values, losses.log_ratio)
+
+    def is_left(number: th.Tensor, *_: Any) -> th.Tensor:
+        return number < n_steps
+
+    def step(number: th.Tensor, records: Any, states: list[list[th.Tensor]], _: list[th.Tensor]) -> tuple[Any, ...]:
+        minibatch = map_arrays(lambda leaf: _row(leaf, number), minibatches)
+        gradients, (values, log_ratio) = th.func.grad(loss, has_aux=True)([values for values, *_ in states], minibatch)
+        norm = th.stack([gradient.abs().square().sum() for gradient in gradients]).sum().sqrt()
+        scale = 1.0 if max_grad_norm is None else th.clamp(max_grad_norm / (norm + 1e-6), max=1.0)
+        gradients = [gradient * scale for gradient in gradients]
+        states = [group.step(*one) for group, *one in zip(groups, states, gradients, strict=True)]
+        places = th.arange(len(records[0]), device=number.device) == number
+        records = tuple(
+            th.where(places.reshape(-1, *[1] * new.dim()), new.to(old.dtype), old)
+            for old, new in zip(records, (values, log_ratio, norm), strict=True)
+        )
+        return number + 1, records, states, gradients
+
+    states, start = [group.state for group in groups], th.zeros_like(n_steps)
+    with th.no_grad():
+        latest = [th.zeros_like(values) for values, *_ in states]
+        _, records, states, latest = while_loop(is_left, step, (start, records, states, latest))
+    return records, states, latest
+
+
+def _row(leaf: Any, number: th.Tensor) -> Any:
+    return leaf.index_select(0, number.reshape(1)).squeeze(0) if isinstance(leaf, th.Tensor) else leaf

@@ -149,13 +149,13 @@ def optimize_epoch(
     gradients = (eager(one) for one in minibatches) if compiled is None else compiled.gradients(minibatches, eager)
     with unvalidated_distributions(), closing(gradients):
         for gradient in gradients:
-            norm = gradient.norm if gradient.step_is_taken else _average_and_clip(gradient, parameters, max_grad_norm)
-            history += [gradient.values, norm.unsqueeze(0)]
+            norm = gradient.norm if gradient.n_steps else _average_and_clip(gradient, parameters, max_grad_norm)
+            history.append(th.cat([gradient.values, norm.unsqueeze(-1)], dim=-1).flatten())
             log_ratios.append(gradient.log_ratio)
-            sizes.append(gradient.size)
+            sizes += [gradient.size] * max(1, gradient.n_steps)
             if stopped := target_kl is not None and exceeds_target_kl(gradient.log_ratio, target_kl):
                 break
-            if not gradient.step_is_taken:
+            if not gradient.n_steps:
                 optimizer.step()
             if after_step is not None:
                 after_step()

@@ -170,7 +170,8 @@ def test_every_kind_of_model_takes_the_same_steps(kind):
     is_double = kind not in ("gSDE, Dict", "nested actions", "images")  # whose actions or inputs are float32
     plain, compiled = both(is_double, **KINDS[kind])
     assert n_graphs() - n_before >= 2
-    tolerance = 1e-10 if is_double else 1e-3
+    # Outside compiled code, torch computes log π of MultiBinary actions in float32 if these are, also for float64 logits
+    tolerance = {"MultiBinary, one network": 1e-5}.get(kind, 1e-10 if is_double else 1e-3)
     th.testing.assert_close(compiled, plain, rtol=tolerance, atol=tolerance / 100)
 
 
