@@ -13,6 +13,7 @@ import argparse
 import importlib
 import subprocess
 import sys
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -47,7 +48,7 @@ class Task(NamedTuple):
     package: str
     module: str
     env_id: str
-    arguments: dict[str, Any] = {}
+    arguments: Mapping[str, Any] = {}
     policy: str = "MlpPolicy"
 
 
@@ -117,13 +118,22 @@ def summary(found: dict[str, Comparison]) -> str:
                 cells.append("" if is_first else str(improvements({"PPG": returns["PPG"]}, returns[contestant])["PPG"]))
             task = TASKS[name]
             lines.append([f"{task.package}: [{task.env_id}](others/{name}/compare.md)", contestant, *cells])
-    head = ["environment", "", "steps", "steps/s", "return, same steps", "P(PPG is better)", "same seconds", "P(PPG is better)"]
+    head = [
+        "environment",
+        "",
+        "steps",
+        "steps/s",
+        "return, same steps",
+        "P(PPG is better)",
+        "same seconds",
+        "P(PPG is better)",
+    ]
     return page(
         "Environments of other packages",
-        f"`python -m benchmarks.others`. All defaults, one environment, {SECONDS:.0f} s of a core per training, {N_SEEDS} seeds. "
-        "Interquartile means of the latest 20 episodes of training, and the probability that a training of PPG is better, "
-        "with 95 % stratified bootstrap intervals (rliable). The list was fixed before the first run; a missing environment "
-        "has not been run yet.",
+        f"`python -m benchmarks.others`. All defaults, one environment, {SECONDS:.0f} s of a core per training, {N_SEEDS} "
+        "seeds. Interquartile means of the latest 20 episodes of training, and the probability that a training of PPG is "
+        "better, with 95 % stratified bootstrap intervals (rliable). The list was fixed before the first run; an environment "
+        "that is missing has not been run yet.",
         table(head, lines),
     )
 

@@ -15,6 +15,7 @@ from itertools import chain
 from typing import Any
 
 import torch as th
+from gymnasium import spaces
 from stable_baselines3.common.type_aliases import PyTorchObs
 from torch import nn
 
@@ -31,6 +32,10 @@ from sb3_ppg.protocols import PhasicModel
 
 # Number of optimizer steps in a run from which "auto" compiles
 WORTHWHILE_STEPS = 50_000
+# Size of an observation up to which convolutions are faster compiled. MinAtar's have 400 to 1,000 numbers
+SMALL_IMAGE = 1024
+# So many samples save as much time in small convolutions as a step does in an MLP
+SAMPLES_PER_STEP = 50
 # Maximum number of minibatch sizes to compile; minibatches of an evenly split epoch differ by at most one sequence
 MAX_SIZES = 2
 # Most steps in one call of a compiled function, whose minibatches are copied
@@ -191,36 +196,51 @@ class CompiledStep(CompiledFunction):
 
     def _run(self, minibatches: list[Any], eager: Callable[[Any], Gradient]) -> Iterator[Gradient]:
         """Run at most ``n_at_once`` minibatches of the same size in one call of the compiled function."""
-        n, size = len(minibatches), n_samples(minibatches[0][0])
-        arguments: tuple[Any, ...] = (minibatches[0], [*chain(*self._reached)])
-        if self.takes_step:
-            self._flat = self._flat or FlatAdam(self._optimizer, self._reached, self.losses_of)
-            self._flat.set_learning_rates()
-            stacked = map_arrays(lambda *leaves: _stacked(leaves, self.n_at_once), *minibatches)
-            like = self._eager
-            n_ratios = len(like.log_ratio) * size // like.size  # none in the auxiliary phase
-            records = [
-                one.new_empty(self.n_at_once, *shape)
-                for one, shape in ((like.values, like.values.shape), (like.log_ratio, [n_ratios]), (self._parameters[0], []))
-            ]
-            arguments = (stacked, th.tensor(n), self._flat.groups, self._max_grad_norm, records)
-        result = self.call(self.losses_of, self._coefficients, *arguments, is_new=size not in self._compiled_sizes)
+        size = n_samples(minibatches[0][0])
+        gradient = self._take_steps(minibatches, size) if self.takes_step else self._gradient(minibatches[0], size)
+        if gradient is not None:
+            self._compiled_sizes.add(size)
+        if gradient is None or self.n_at_once == 1:
+            self._copy_back()
+        yield from map(eager, minibatches) if gradient is None else [gradient]
+
+    def _gradient(self, minibatch: Any, size: int) -> Gradient | None:
+        """Return the gradient of a minibatch; None after an error."""
+        arguments = (self.losses_of, self._coefficients, minibatch, [*chain(*self._reached)])
+        result = self.call(*arguments, is_new=size not in self._compiled_sizes)
         if result is None:
-            self._copy_back()
-            yield from map(eager, minibatches)
-            return
-        self._compiled_sizes.add(size)
-        if not self.takes_step:
-            gradient, self._latest = result
-            self._copy_back()
-            yield gradient
-            return
+            return None
+        gradient, self._latest = result
+        return gradient
+
+    def _take_steps(self, minibatches: list[Any], size: int) -> Gradient | None:
+        """Take a step on each of the minibatches; return None after an error."""
+        n, n_at_once, like = len(minibatches), self.n_at_once, self._eager
+        flat = self._flat = self._flat or FlatAdam(self._optimizer, self._reached, self.losses_of)
+        flat.set_learning_rates()
+        n_ratios = len(like.log_ratio) * size // like.size  # none in the auxiliary phase
+        records = (
+            like.values.new_empty(n_at_once, len(like.values)),
+            like.log_ratio.new_empty(n_at_once, n_ratios),
+            self._parameters[0].new_empty(n_at_once),
+        )
+        stacked = map_arrays(lambda *leaves: _stacked(leaves, n_at_once), *minibatches)
+        arguments = (
+            self.losses_of,
+            self._coefficients,
+            stacked,
+            th.tensor(n, device=self.model.device),
+            flat.groups,
+            self._max_grad_norm,
+            records,
+        )
+        result = self.call(*arguments, is_new=size not in self._compiled_sizes)
+        if result is None:
+            return None
         records, states, self._latest = result
-        self._flat.groups = [group._replace(state=state) for group, state in zip(self._flat.groups, states, strict=True)]
-        if self.n_at_once == 1:
-            self._copy_back()
+        flat.groups = [group._replace(state=state) for group, state in zip(flat.groups, states, strict=True)]
         values, log_ratios, norms = (record[:n] for record in records)
-        yield Gradient(self._eager.names, values, log_ratios.flatten(), size, norms, n)
+        return Gradient(like.names, values, log_ratios.flatten(), size, norms, n)
 
     def _copy_back(self) -> None:
         """Bring the parameters, their gradients and the optimizer's state up to date."""
@@ -367,10 +387,13 @@ def missing_compiler(model: PhasicModel) -> str | None:
 
 def is_worthwhile(model: PhasicModel, total_timesteps: float) -> bool:
     """Return whether compiling is likely to make a run faster, judging by its networks and its number of optimizer steps."""
-    if model.device.type != "cpu" or has_convolutions(model.policy):
+    is_image = has_convolutions(model.policy)
+    if model.device.type != "cpu" or (is_image and spaces.flatdim(model.observation_space) > SMALL_IMAGE):
         return False
     n_epochs = model.n_epochs + (model.n_value_epochs or 0)
     per_sample = n_epochs / model.batch_size + model.n_aux_epochs / model.aux_samples_per_batch()
+    if is_image:
+        per_sample += (n_epochs + model.n_aux_epochs) / SAMPLES_PER_STEP
     return WORTHWHILE_STEPS <= total_timesteps / n_processes() * per_sample < math.inf  # infinite if a callback ends it
 
 

@@ -17,7 +17,7 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.torch_layers import FlattenExtractor
 from torch import nn
 
-from sb3_ppg import PPG, MaskablePPG, PhasicCallback, RecurrentPPG, VectorRewards
+from sb3_ppg import PPG, MaskablePPG, MinAtarCNN, PhasicCallback, RecurrentPPG, VectorRewards
 from sb3_ppg.errors import NonFiniteLossError
 from sb3_ppg.family import with_preset
 from sb3_ppg.objectives import Objective
@@ -315,6 +315,18 @@ def test_auto_compiles_long_trainings():
     for budget, is_long in ((199_000, False), (200_000, has_compiler), (float("inf"), False)):
         model.compiled_training.begin(budget, continues=False)  # of the infinite one, a callback decides the length
         assert model.compiled_training.is_enabled == is_long
+
+
+@pytest.mark.parametrize(("side", "is_small"), [(10, True), (36, False)])
+def test_auto_compiles_convolutions_of_small_images(side, is_small):
+    """2M steps of MinAtar have 16,000 optimizer steps, which take longer than those of an MLP."""
+    env = random_envs(spaces.Box(0.0, 1.0, (side, side, 4)))
+    minatar = dict(n_steps=4096, batch_size=512, n_aux_epochs=1, n_policy_iterations=16, aux_batch_size=512)
+    model = make(
+        "auto", policy="CnnPolicy", env=lambda: env, policy_kwargs=dict(features_extractor_class=MinAtarCNN), **minatar
+    )
+    model.compiled_training.begin(2_000_000)
+    assert model.compiled_training.is_enabled == (is_small and shutil.which("g++") is not None)
 
 
 def test_a_run_that_goes_on_keeps_the_choice_that_it_began_with(tmp_path, monkeypatch):
