@@ -19,7 +19,7 @@ from sb3_ppg.errors import ArgumentError, missing_extras_named
 from sb3_ppg.maskable import MaskablePhasicActorCriticPolicy
 from sb3_ppg.policies.lstm import RecurrentPhasicActorCriticPolicy
 from sb3_ppg.ppg import PPG
-from sb3_ppg.saving.files import atomic_write
+from sb3_ppg.saving.files import atomic_writes
 
 __all__ = ["DeterministicPolicy", "to_onnx", "to_torchscript"]
 
@@ -162,7 +162,7 @@ def to_torchscript(model: PPG, path: str | Path, vec_normalize: VecNormalize | N
     content = io.BytesIO()  # torch's own writer ends the process when the disk is full
     with th.no_grad(), unvalidated_distributions():
         th.jit.save(th.jit.trace(policy, policy.example_inputs()), content)
-    with atomic_write(Path(path)) as temporary:
+    with atomic_writes(Path(path)) as (temporary,):
         temporary.write_bytes(content.getvalue())
 
 
@@ -196,7 +196,7 @@ def to_onnx(model: PPG, path: str | Path, vec_normalize: VecNormalize | None = N
         th.no_grad(),
         unvalidated_distributions(),
         warnings.catch_warnings(),
-        atomic_write(Path(path)) as temporary,
+        atomic_writes(Path(path)) as (temporary,),
     ):
         warnings.simplefilter("ignore")  # warnings of torch's exporter about itself
         th.onnx.export(

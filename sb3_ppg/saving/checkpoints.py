@@ -5,7 +5,7 @@ import time
 import uuid
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from stable_baselines3.common.callbacks import BaseCallback, EventCallback
 from stable_baselines3.common.type_aliases import MaybeCallback
@@ -114,8 +114,8 @@ class PhasicCheckpointCallback(BaseCallback):
         else:
             self._run = broadcast(uuid.uuid4().hex)
         there = _checkpoints(self.save_path, self.name_prefix)
-        self._saved = [one.path for one in there if one.run == self._run]
-        self._latest = there[-1].time if there else 0
+        self._saved = [path for _, path, run in there if run == self._run]
+        self._latest = there[-1][0] if there else 0
 
     def _on_step(self) -> bool:
         return True
@@ -146,7 +146,7 @@ class PhasicCheckpointCallback(BaseCallback):
         self._latest = broadcast(max(time.time_ns(), self._latest + 1))  # a clock may be set back
         self.model._checkpoint = [self._run, self._latest]
         own = file_of_process(aux_buffer_path(path))
-        with agreed(), atomic_writes([own, path] if n_processes() == 1 else [own]) as (state, *model_file):
+        with agreed(), atomic_writes(*([own, path] if n_processes() == 1 else [own])) as (state, *model_file):
             write_training_state(self.model, state)
             for temporary in model_file:
                 with temporary.open("wb") as file:
@@ -198,29 +198,20 @@ def latest_checkpoint(save_path: str | Path, name_prefix: str = "ppg_model") -> 
         keep, or else to the time of modification. Damaged checkpoints are passed over, with a warning
     :raises FileNotFoundError: if there is none
     """
-    for checkpoint in reversed(_checkpoints(Path(save_path), name_prefix)):
-        files = [checkpoint.path, *files_of_processes(aux_buffer_path(checkpoint.path))]
-        damaged = [file for file in files if not is_whole(file)]
+    for _, path, _ in reversed(_checkpoints(Path(save_path), name_prefix)):
+        damaged = [file for file in (path, *files_of_processes(aux_buffer_path(path))) if not is_whole(file)]
         if not damaged:
-            return checkpoint.path
+            return path
         warn(f"{damaged[0]} is damaged: its checkpoint is passed over, for the one before it")
     raise FileNotFoundError(f"There is no checkpoint named {name_prefix}_..._steps.zip in {save_path} that can be read")
 
 
-class _Checkpoint(NamedTuple):
-    """A model's file, with the time of writing in nanoseconds and the run that wrote it."""
-
-    time: int
-    path: Path
-    run: str | None
-
-
-def _checkpoints(folder: Path, name_prefix: str) -> list[_Checkpoint]:
-    """Return the checkpoints in the order in which they were written."""
+def _checkpoints(folder: Path, name_prefix: str) -> list[tuple[int, Path, str | None]]:
+    """Return times in nanoseconds, models' files and runs of the checkpoints, in the order in which they were written."""
     found = []
     for path in folder.glob("*.zip"):
         if re.fullmatch(rf"{re.escape(name_prefix)}_\d+_steps\.zip", path.name):
             with suppress(FileNotFoundError):  # a run that goes on has removed it
                 run, written = checkpoint_of(path)
-                found.append(_Checkpoint(written, path, run))
+                found.append((written, path, run))
     return sorted(found)

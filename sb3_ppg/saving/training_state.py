@@ -21,7 +21,7 @@ from sb3_ppg.distributed import rank_and_size
 from sb3_ppg.environments.watched import all_statistics
 from sb3_ppg.errors import ArgumentError, ModelFormatError, NonFiniteError, warn
 from sb3_ppg.protocols import COUNTERS, PhasicModel
-from sb3_ppg.saving.files import atomic_write
+from sb3_ppg.saving.files import atomic_writes
 
 FORMAT_VERSION = 1
 _lock = threading.RLock()
@@ -52,7 +52,7 @@ def save_training_state(model: PhasicModel, path: Path) -> None:
         )
     if (error := first_non_finite(model)) is not None:
         raise NonFiniteError(error)
-    with atomic_write(file_of_process(path)) as temporary:
+    with atomic_writes(file_of_process(path)) as (temporary,):
         write_training_state(model, temporary)
 
 
@@ -82,7 +82,7 @@ def remove_rollouts(path: Path) -> None:
     if not arrays:
         path.unlink()
     elif description["progress_of_rollouts"] is not None:  # else they were removed before
-        with atomic_write(path) as temporary:
+        with atomic_writes(path) as (temporary,):
             _write(temporary, {**description, "progress_of_rollouts": None}, arrays)
 
 
@@ -123,12 +123,13 @@ def _arrays(model: PhasicModel) -> dict[str, np.ndarray]:
         {
             "rollouts": {index: rollout._asdict() for index, rollout in enumerate(buffer.rollouts)},
             "replay": {index: rollout.arrays() for index, rollout in enumerate(replay.rollouts[: replay.n_stored])},
-            "normalize": {name: _moments(rms) for name, rms in all_statistics(model.env).items()},
+            "normalize": {name: moments_of(rms) for name, rms in all_statistics(model.env).items()},
         }
     )
 
 
-def _moments(rms: RunningMeanStd) -> dict[str, np.ndarray]:
+def moments_of(rms: RunningMeanStd) -> dict[str, np.ndarray]:
+    """Return mean, variance and count by the names of their attributes."""
     return {part: np.asarray(getattr(rms, part), dtype=np.float64) for part in ("mean", "var", "count")}
 
 
@@ -165,7 +166,7 @@ def _load(model: PhasicModel, archive: Any, same_processes: bool) -> None:
     description = json.loads(archive["description"].tobytes())
     _check_identity(description, _identity(model, same_processes))
     running = all_statistics(model.env)
-    normalization = {name: _read(archive, f"normalize/{name}", _moments(rms)) for name, rms in running.items()}
+    normalization = {name: _read(archive, f"normalize/{name}", moments_of(rms)) for name, rms in running.items()}
     aux_buffer, replayed = model.aux_buffer.emptied(), []
     if description["progress_of_rollouts"] is None:
         warn("The rollouts of this checkpoint were removed, and the statistics of VecNormalize kept: the phase starts over")
@@ -185,8 +186,7 @@ def _load(model: PhasicModel, archive: Any, same_processes: bool) -> None:
     model.aux_buffer, model.replay.rollouts = aux_buffer, replayed
     model._missing_rollouts = None
     for name, rms in running.items():
-        rms.mean, rms.var = normalization[name]["mean"], normalization[name]["var"]
-        rms.count = float(normalization[name]["count"])
+        vars(rms).update(normalization[name])
 
 
 def _check_identity(description: dict[str, Any], wanted: dict[str, Any]) -> None:
