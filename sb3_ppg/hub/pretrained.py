@@ -122,13 +122,15 @@ def from_pretrained(
         if venv is not None and not isinstance(venv, VecEnv):
             venv = DummyVecEnv([partial(Monitor, venv)])
         model, saved = read_model(Path(folder), device, custom_objects, None if venv is None else venv.num_envs)
-        if venv is not None:
+        if venv is None:
+            return model
+        with raised_as(ModelFormatError, "`env` is not what the model was trained in"):
             if saved is not None and unwrap_vec_normalize(venv) is None:
                 if venv.observation_space != saved.venv.observation_space:
                     venv = model._wrap_env(venv)  # images may have been transposed inside
                 venv = _wrap_in_vec_normalize(venv, saved)
             model.set_env(venv)
-            model.set_random_seed(model.seed)  # as SB3's `load`
+        model.set_random_seed(model.seed)  # as SB3's `load`
     return model
 
 

@@ -234,7 +234,7 @@ def test_arguments_that_only_work_with_the_environments_of_the_training(tmp_path
 
 
 def test_the_callers_own_mistakes_are_not_the_files(small):
-    with pytest.raises(ValueError, match=r"^Observation spaces do not match"):
+    with pytest.raises(ModelFormatError, match=r"^`env` is not what the model was trained in .*: Observation spaces"):
         from_pretrained(small, RandomEnv(spaces.Box(-1, 1, (5,)), spaces.Discrete(2)))
     with pytest.raises(gym.error.NameNotFound, match="CartPole"):
         from_pretrained(small, "CartPol-v1")
