@@ -105,11 +105,11 @@ class HubError(_Printable, RuntimeError):
 
 
 @contextlib.contextmanager
-def raised_as(kind: type[Exception], what: str) -> Iterator[None]:
-    """Raise errors of all kinds, those of damaged files or of the network for instance, as one of this kind."""
+def raised_as(kind: type[Exception], what: str, *others: type[Exception]) -> Iterator[None]:
+    """Raise errors of all kinds but the others, those of damaged files or of the network for instance, as one of this kind."""
     try:
         yield
-    except kind:
+    except (kind, *others):
         raise
     except Exception as error:
         raise kind(f"{what} ({type(error).__name__}): {' '.join(str(error).split())}") from error

@@ -149,13 +149,11 @@ def checkpoint_of(path: Path) -> tuple[str | None, int]:
 
 def is_whole(path: Path) -> bool:
     """Return whether a model's file or an auxiliary buffer's is there, and all its checksums are right."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            # In a truncated file, zipfile may find one of torch's zip files, which are inside
-            _check_archive(archive)
-            return not {"data", "description.npy"}.isdisjoint(archive.namelist())
-    except Exception:  # zipfile raises errors of many kinds for a wrong byte
-        return False
+    with suppress(Exception), zipfile.ZipFile(path) as archive:  # zipfile raises errors of many kinds for a wrong byte
+        _check_archive(archive)
+        # In a truncated file, zipfile may find one of torch's zip files, which are inside
+        return not {"data", "description.npy"}.isdisjoint(archive.namelist())
+    return False
 
 
 def _attributes(file: io.BufferedIOBase, path: Any, check_all: bool = False) -> dict[str, Any]:
