@@ -202,10 +202,8 @@ def model_card(folder: Path, env_id: str | None, env_kwargs: dict[str, Any], eva
     shown = []
     if evaluation is not None:
         mean, std, n_episodes, deterministic = evaluation
-        actions = "deterministic" if deterministic else "stochastic"
-        shown = [
-            f"Mean return **{mean:.2f} ± {std:.2f}** (standard deviation) over {n_episodes} episodes with {actions} actions."
-        ]
+        how = "deterministic" if deterministic else "stochastic"
+        shown = [f"Mean return **{mean:.2f} ± {std:.2f}** (standard deviation) over {n_episodes} episodes with {how} actions."]
         if env_id is not None:
             value = f"{mean:.2f} +/- {std:.2f}"
             metadata.model_name = algorithm

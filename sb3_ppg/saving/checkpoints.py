@@ -7,11 +7,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from stable_baselines3.common.callbacks import BaseCallback, EventCallback
+from stable_baselines3.common.callbacks import EventCallback
 from stable_baselines3.common.type_aliases import MaybeCallback
 
 from sb3_ppg.arguments import check_value, count, optional
-from sb3_ppg.callbacks import called_by, every
+from sb3_ppg.callbacks import PhasicCallback, called_by, every
 from sb3_ppg.distributed import agreed, broadcast, check_weights, gather, has_abandoned_group, n_processes, rank
 from sb3_ppg.errors import ArgumentError, warn
 from sb3_ppg.saving.files import atomic_writes, checkpoint_of, is_whole
@@ -35,7 +35,7 @@ def aux_buffer_path(model_path: str | Path) -> Path:
     return path.with_name(path.name.removesuffix(".zip") + SUFFIX)
 
 
-class PhasicCheckpointCallback(BaseCallback):
+class PhasicCheckpointCallback(PhasicCallback):
     """
     Save everything that an exact resume needs after every ``save_freq``-th iteration (a rollout with its update) and at the
     end of the run: the model in ``<name_prefix>_<steps>_steps.zip``; the rollouts of the phase, ``VecNormalize``'s statistics
@@ -116,9 +116,6 @@ class PhasicCheckpointCallback(BaseCallback):
         there = _checkpoints(self.save_path, self.name_prefix)
         self._saved = [path for _, path, run in there if run == self._run]
         self._latest = there[-1][0] if there else 0
-
-    def _on_step(self) -> bool:
-        return True
 
     def _on_rollout_start(self) -> None:
         """Save the iteration before, whose update is over."""

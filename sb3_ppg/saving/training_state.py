@@ -241,21 +241,16 @@ def generator_states() -> dict[str, Any]:
 def restore_generators(states: dict[str, Any]) -> None:
     """
     Put the global generators into the states that ``generator_states`` has returned; lists may stand for tuples, arrays and
-    tensors, as they do after JSON. States of GPUs that this machine does not have are left out. If a generator refuses its
-    state, all are as they were.
+    tensors, as they do after JSON. States of GPUs that this machine does not have are left out. Torch, which may refuse the
+    state of another version, comes first.
     """
-    before = generator_states()
-    try:
-        version, words, gauss = states["python"]
-        random.setstate((version, tuple(words), gauss))
-        np.random.set_state(states["numpy"])
-        th.set_rng_state(th.as_tensor(states["torch"], dtype=th.uint8))
-        n_gpus = th.cuda.device_count() if th.cuda.is_available() else 0
-        for index, state in enumerate(states["cuda"][:n_gpus]):
-            th.cuda.set_rng_state(th.as_tensor(state, dtype=th.uint8), index)
-    except Exception:
-        restore_generators(before)
-        raise
+    th.set_rng_state(th.as_tensor(states["torch"], dtype=th.uint8))
+    n_gpus = th.cuda.device_count() if th.cuda.is_available() else 0
+    for index, state in enumerate(states["cuda"][:n_gpus]):
+        th.cuda.set_rng_state(th.as_tensor(state, dtype=th.uint8), index)
+    np.random.set_state(states["numpy"])
+    version, words, gauss = states["python"]
+    random.setstate((version, tuple(words), gauss))
 
 
 @contextmanager
