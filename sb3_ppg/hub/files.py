@@ -93,8 +93,7 @@ MAX_MASK_BYTES = 2**28  # of a rollout's action masks, which are filled when the
 
 def weights(model: PPG) -> dict[str, th.Tensor]:
     """Return the parameters and buffers of all networks by name."""
-    networks = {name: getattr(model, name) for name in NETWORKS}
-    return {f"{name}.{key}": tensor for name, network in networks.items() for key, tensor in network.state_dict().items()}
+    return {f"{name}.{key}": tensor for name in NETWORKS for key, tensor in getattr(model, name).state_dict().items()}
 
 
 class _SizesOnly(TorchFunctionMode):

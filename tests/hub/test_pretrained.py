@@ -98,6 +98,15 @@ def test_without_an_environment(small):
     model.learn(16)
 
 
+def test_several_processes_number_their_environments_consecutively(small, monkeypatch):
+    """As those of a new model, and of one from a zip file."""
+    seeds = []
+    for number in (0, 1):
+        monkeypatch.setattr("sb3_ppg.phasic_algorithm.rank", lambda number=number: number)
+        seeds.append(from_pretrained(small, RandomEnv(BOX, spaces.Discrete(2)), "cpu").env._seeds)
+    assert seeds == [[0], [1]]
+
+
 @pytest.mark.parametrize("n_stack", [0, 2])
 def test_normalization_comes_with_the_model(n_stack, tmp_path):
     def environments(wrap: Callable[[Any], Any]) -> Any:
