@@ -99,7 +99,7 @@ def test_without_an_environment(small):
 
 
 def test_several_processes_number_their_environments_consecutively(small, monkeypatch):
-    """As those of a new model, and of one from a zip file."""
+    """A new model and one from a zip file do the same."""
     seeds = []
     for number in (0, 1):
         monkeypatch.setattr("sb3_ppg.phasic_algorithm.rank", lambda number=number: number)
