@@ -6,20 +6,20 @@ The trained agents under ``pretrained``, from the tuned entries of ``hyperparams
 """
 
 import os
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported, here and in the processes that are started
-
 from huggingface_sb3 import EnvironmentName
 
-from sb3_ppg import hub
-from sb3_ppg.zoo import patched, sharing
+from sb3_ppg.hub.files import read_json
 from sb3_ppg.zoo.sharing import ZOO, Environment
 
+os.environ["OMP_NUM_THREADS"] = "1"  # for the commands
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "pretrained"
 
@@ -97,29 +97,24 @@ sb3-ppg {agent.command}
 ```"""
 
 
-def make(agent: Agent) -> hub.Evaluation:
+def make(agent: Agent) -> None:
     """Train, evaluate, write."""
+    folder = FOLDER / agent.name
     with TemporaryDirectory() as temporary:
-        command = [sys.executable, "-m", "sb3_ppg", *agent.command.split(), "-f", temporary]
-        subprocess.run(command, check=True, capture_output=True)
-        which = ["--algo", agent.algo, "--env", agent.env_id, "-f", temporary, "-orga", "", "--device", "cpu"]
-        args = sharing.push_parser().parse_args([*which, "--no-render", "--episodes", "100"])
-        run = sharing.evaluated_run(args, Path(temporary))
-        files = {ZOO: run.files[ZOO], "logs/evaluations.npz": run.log_path / "evaluations.npz"}
-        hub.write_repository(
-            run.model,
-            FOLDER / agent.name,
-            agent.name,
-            env_id=agent.env_id,
-            evaluation=run.evaluation,
-            files=files,
-            usage=usage(agent, run.environment),
-        )
-    return run.evaluation
+        which = f"--algo {agent.algo} --env {agent.env_id} -orga none --device cpu --no-render --episodes 100"
+        for command in (agent.command, f"push_to_hub {which} --dry-run {folder}"):
+            subprocess.run([sys.executable, "-m", "sb3_ppg", *command.split(), "-f", temporary], check=True)
+        (folder / "logs").mkdir()
+        (evaluations,) = Path(temporary).glob(f"{agent.name}_*/evaluations.npz")
+        shutil.copy(evaluations, folder / "logs")
+    (folder / "learning_curve.png").unlink()
+    card = folder / "README.md"
+    before, after = re.split(r"## Usage\n.*(?=## Hyperparameters\n)", card.read_text(), flags=re.DOTALL)
+    before = before.replace("![Learning curve](learning_curve.png)\n\n", "")
+    card.write_text(f"{before}## Usage\n\n{usage(agent, read_json(folder / ZOO, Environment))}\n\n{after}")
 
 
 if __name__ == "__main__":
-    with patched():
-        for agent in AGENTS:
-            if agent.name in (sys.argv[1:] or [agent.name]) and not (FOLDER / agent.name).exists():
-                print(agent.name, make(agent), flush=True)
+    for agent in AGENTS:
+        if agent.name in (sys.argv[1:] or [agent.name]) and not (FOLDER / agent.name).exists():
+            make(agent)

@@ -104,6 +104,17 @@ class HubError(_Printable, RuntimeError):
     """
 
 
+@contextlib.contextmanager
+def raised_as(kind: type[Exception], what: str, *others: type[Exception]) -> Iterator[None]:
+    """Raise errors of all kinds but the others, those of damaged files or of the network for instance, as one of this kind."""
+    try:
+        yield
+    except (kind, *others):
+        raise
+    except Exception as error:
+        raise kind(f"{what} ({type(error).__name__}): {' '.join(str(error).split())}") from error
+
+
 def nearest(name: str, there: Iterable[str]) -> str:
     """Return the end of an error message for a name that does not exist: the nearest names, or those that exist."""
     folded = {one.lower(): one for one in sorted(there)}

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import torch as th
 from gymnasium import spaces
-from stable_baselines3.common.distributions import Distribution
 from stable_baselines3.common.vec_env import VecNormalize
 from torch import nn
 
@@ -19,7 +18,7 @@ from sb3_ppg.errors import ArgumentError, missing_extras_named
 from sb3_ppg.maskable import MaskablePhasicActorCriticPolicy
 from sb3_ppg.policies.lstm import RecurrentPhasicActorCriticPolicy
 from sb3_ppg.ppg import PPG
-from sb3_ppg.saving.files import atomic_write
+from sb3_ppg.saving.files import atomic_writes
 
 __all__ = ["DeterministicPolicy", "to_onnx", "to_torchscript"]
 
@@ -95,24 +94,19 @@ class DeterministicPolicy(nn.Module):
         for name, (mean, std, clip) in self.statistics.items():
             parts[name] = ((parts[name].double() - mean) / std).clamp(-clip, clip).float()
         observation = parts if self.is_dict else parts["observation"]
-        if "hidden" in given:
-            distribution, states = self._with_memory(observation, **given)
+        if "hidden" in given:  # without sb3-contrib's branch on whether an episode begins, which cannot be traced
+            continues = (~given["episode_start"])[:, None].float()
+            features = self.policy.extract_features(observation, self.policy.pi_features_extractor)
+            before = (given["hidden"] * continues, given["cell"] * continues)
+            memory, states = self.policy.lstm_actor(features[None], before)
+            latent = self.policy.mlp_extractor.forward_actor(memory[0])
+            distribution = self.policy._get_action_dist_from_latent(latent)
         else:
             distribution, states = self.policy.evaluate(observation, **given, reads=("distribution",)).distribution, ()
         of_leaves = distribution.distributions if isinstance(distribution, NestedDistribution) else [distribution]
         actions = (for_environments(one.mode(), *leaf) for one, leaf in zip(of_leaves, self.actions, strict=True))
         outputs = (*actions, *states)
         return outputs if len(outputs) > 1 else outputs[0]
-
-    def _with_memory(
-        self, observation: Any, hidden: th.Tensor, cell: th.Tensor, episode_start: th.Tensor
-    ) -> tuple[Distribution, tuple[th.Tensor, ...]]:
-        """Take one step of the LSTM, without sb3-contrib's branch on whether an episode begins, which cannot be traced."""
-        continues = (~episode_start)[:, None].float()
-        features = self.policy.extract_features(observation, self.policy.pi_features_extractor)
-        memory, states = self.policy.lstm_actor(features[None], (hidden * continues, cell * continues))
-        latent = self.policy.mlp_extractor.forward_actor(memory[0])
-        return self.policy._get_action_dist_from_latent(latent), states
 
     def example_inputs(self, n_envs: int = 2) -> tuple[th.Tensor, ...]:
         """
@@ -162,7 +156,7 @@ def to_torchscript(model: PPG, path: str | Path, vec_normalize: VecNormalize | N
     content = io.BytesIO()  # torch's own writer ends the process when the disk is full
     with th.no_grad(), unvalidated_distributions():
         th.jit.save(th.jit.trace(policy, policy.example_inputs()), content)
-    with atomic_write(Path(path)) as temporary:
+    with atomic_writes(Path(path)) as (temporary,):
         temporary.write_bytes(content.getvalue())
 
 
@@ -196,7 +190,7 @@ def to_onnx(model: PPG, path: str | Path, vec_normalize: VecNormalize | None = N
         th.no_grad(),
         unvalidated_distributions(),
         warnings.catch_warnings(),
-        atomic_write(Path(path)) as temporary,
+        atomic_writes(Path(path)) as (temporary,),
     ):
         warnings.simplefilter("ignore")  # warnings of torch's exporter about itself
         th.onnx.export(

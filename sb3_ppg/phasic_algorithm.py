@@ -46,7 +46,7 @@ from sb3_ppg.optim.micro_batches import fitting_micro_batch_size
 from sb3_ppg.play import Player
 from sb3_ppg.policies import CnnPolicy, MixedPrecision, MlpPolicy, MultiInputPolicy, PhasicActorCriticPolicy
 from sb3_ppg.prior import NOT_SHARED, SELF, Prior
-from sb3_ppg.saving.files import atomic_write, checked_model_file, mark_class
+from sb3_ppg.saving.files import atomic_writes, checked_model_file, mark_class
 from sb3_ppg.saving.training_state import generators_kept, load_training_state, save_training_state
 from sb3_ppg.training.checks import (
     check_arguments,
@@ -650,7 +650,7 @@ class PhasicAlgorithm(OnPolicyAlgorithm):
                 super().save(path, exclude, include)
             elif rank() == 0:
                 path = Path(path)
-                with atomic_write(path if path.suffix else path.with_name(f"{path.name}.zip")) as temporary:
+                with atomic_writes(path if path.suffix else path.with_name(f"{path.name}.zip")) as (temporary,):
                     super().save(temporary, exclude, include)
         finally:
             self._missing_rollouts = missing

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
-import numpy as np
 import torch as th
 from safetensors import safe_open
 from stable_baselines3.common.save_util import recursive_getattr
@@ -18,8 +17,8 @@ from torch.overrides import TorchFunctionMode
 
 from sb3_ppg.arrays import parameters_of
 from sb3_ppg.buffers.memory import total_memory
-from sb3_ppg.buffers.rollouts import n_bytes
-from sb3_ppg.errors import ModelFormatError
+from sb3_ppg.buffers.rollouts import arrays_by_step, n_bytes
+from sb3_ppg.errors import ModelFormatError, raised_as
 from sb3_ppg.ppg import PPG
 
 MAX_JSON_BYTES = 2**22
@@ -46,10 +45,8 @@ def read_json(path: Path, kind: type[Kind], limit: int = MAX_JSON_BYTES) -> Kind
         content = file.read(limit + 1)
     if len(content) > limit:
         raise ModelFormatError(f"{path} is larger than {limit} bytes")
-    try:
+    with raised_as(ModelFormatError, f"{path} cannot be read"):
         return msgspec.json.decode(content, type=kind)
-    except (ValueError, RecursionError) as error:
-        raise ModelFormatError(f"{path} cannot be read: {error}") from error
 
 
 class Arrays:
@@ -96,8 +93,7 @@ MAX_MASK_BYTES = 2**28  # of a rollout's action masks, which are filled when the
 
 def weights(model: PPG) -> dict[str, th.Tensor]:
     """Return the parameters and buffers of all networks by name."""
-    networks = {name: getattr(model, name) for name in NETWORKS}
-    return {f"{name}.{key}": tensor for name, network in networks.items() for key, tensor in network.state_dict().items()}
+    return {f"{name}.{key}": tensor for name in NETWORKS for key, tensor in getattr(model, name).state_dict().items()}
 
 
 class _SizesOnly(TorchFunctionMode):
@@ -126,9 +122,8 @@ def check_sizes(model: PPG, arrays: Arrays) -> None:
         made._setup_model()
     for name, tensor in weights(made).items():
         arrays.find(name, tensor)
-    times, parts = model.n_steps * model.n_envs / 2, vars(made.rollout_buffer)
-    named = {name: part for name, part in parts.items() if isinstance(part, np.ndarray) or name == "observations"}
-    claimed, of_masks = times * n_bytes(named), times * n_bytes(named.get("action_masks", {}))
+    times, parts = model.n_steps * model.n_envs / 2, arrays_by_step(made.rollout_buffer)
+    claimed, of_masks = times * n_bytes(parts), times * n_bytes(parts.get("action_masks", {}))
     if claimed > total_memory() or of_masks > MAX_MASK_BYTES:
         sizes = f"n_steps={model.n_steps} with n_envs={model.n_envs}"
         raise ModelFormatError(f"{sizes} claims {claimed:.1e} bytes of memory for a rollout")

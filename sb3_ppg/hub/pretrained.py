@@ -5,12 +5,10 @@ Models as plain data in a folder, without pickle.
 evaluates, compiles and writes nothing, and leaves the global random generators as they were.
 """
 
-import copy
 import math
 import os
 import platform
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -23,26 +21,25 @@ from safetensors.torch import save
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.type_aliases import GymEnv
-from stable_baselines3.common.utils import check_for_correct_spaces, get_device
+from stable_baselines3.common.utils import get_device
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize, unwrap_vec_normalize
 
 from sb3_ppg import prior
 from sb3_ppg.arguments import argument_names
 from sb3_ppg.environments.watched import only_normalizer, statistics
-from sb3_ppg.errors import ModelFormatError
+from sb3_ppg.errors import ModelFormatError, raised_as
 from sb3_ppg.hub.files import Arrays, all_arrays, check_sizes, load_arrays, read_json
 from sb3_ppg.hub.schema import Bounded, Counters, Description, Normalization, decode, describe, encode, make
 from sb3_ppg.objectives import objective_name
 from sb3_ppg.ppg import PPG
 from sb3_ppg.saving.files import atomic_writes
-from sb3_ppg.saving.training_state import generators_kept
+from sb3_ppg.saving.training_state import generators_kept, moments_of
 
 DESCRIPTION, ARRAYS = "model.json", "model.safetensors"
 # Arguments of the algorithm that belong to a machine or a run, not to the model; of `aux_buffer_kwargs` all but the capacity
 NOT_SHARED = {"policy", "env", "device", "verbose", "tensorboard_log", "stats_window_size", "_init_setup_model"}
 VEC_NORMALIZE = [name for name in Normalization.__struct_fields__ if name != "observation_space"]
 LIMITS = ("clip_obs", "clip_reward")  # of `VecNormalize`, which may be infinite
-PARTS = ("mean", "var", "count")  # of its statistics
 PACKAGES = ("sb3-ppg", "stable-baselines3", "torch", "gymnasium", "numpy")
 
 
@@ -69,8 +66,10 @@ def save_pretrained(model: PPG, folder: str | Path, custom_objects: Mapping[str,
     """
     custom = custom_objects or {}
     normalizer = only_normalizer(model.env)
-    arrays = {**all_arrays(model), **_statistics(normalizer)}
-    with _as_format_error("A model that nobody could load"):
+    arrays = all_arrays(model)
+    for name, rms in {} if normalizer is None else statistics(normalizer).items():
+        arrays |= {f"vec_normalize.{name}.{part}": th.as_tensor(array) for part, array in moments_of(rms).items()}
+    with raised_as(ModelFormatError, "A model that nobody could load"):
         description = Description(
             format="sb3_ppg",
             schema_version=1,
@@ -91,12 +90,12 @@ def save_pretrained(model: PPG, folder: str | Path, custom_objects: Mapping[str,
         )
         text = msgspec.json.format(msgspec.json.encode(description), indent=1)
     folder = Path(folder)
-    with atomic_writes([folder / DESCRIPTION, folder / ARRAYS]) as (new_text, new_arrays):
+    with atomic_writes(folder / DESCRIPTION, folder / ARRAYS) as (new_text, new_arrays):
         new_text.write_bytes(text)
         # safetensors' own errors of writing would not be OSErrors
         new_arrays.write_bytes(save({name: array.detach().cpu().contiguous().clone() for name, array in arrays.items()}))
-        with _as_format_error("A model that nobody could load"):
-            _read(new_text, new_arrays, None, th.device("cpu"), custom)
+        with raised_as(ModelFormatError, "A model that nobody could load"):
+            _read(new_text, new_arrays, th.device("cpu"), custom)
 
 
 def from_pretrained(
@@ -118,10 +117,21 @@ def from_pretrained(
     :return: the model
     :raises ModelFormatError: if the files are damaged, unknown to this version, or need an object that was not given
     """
-    if env is not None and not isinstance(env, VecEnv):
-        with generators_kept():  # vectorized environments draw seeds
-            env = make_vec_env(env) if isinstance(env, str) else DummyVecEnv([partial(Monitor, env)])
-    return read_model(Path(folder), env, device, custom_objects)[0]
+    with generators_kept():  # vectorized environments draw seeds
+        venv: Any = make_vec_env(env) if isinstance(env, str) else env
+        if venv is not None and not isinstance(venv, VecEnv):
+            venv = DummyVecEnv([partial(Monitor, venv)])
+        model, saved = read_model(Path(folder), device, custom_objects, None if venv is None else venv.num_envs)
+        if venv is None:
+            return model
+        with raised_as(ModelFormatError, "`env` is not what the model was trained in"):
+            if saved is not None and unwrap_vec_normalize(venv) is None:
+                if venv.observation_space != saved.venv.observation_space:
+                    venv = model._wrap_env(venv)  # images may have been transposed inside
+                venv = _wrap_in_vec_normalize(venv, saved)
+            model.set_env(venv)
+        model.set_random_seed(model.seed)  # as SB3's `load`
+    return model
 
 
 def load_vec_normalize(
@@ -145,13 +155,15 @@ def load_vec_normalize(
 
 def read_model(
     folder: Path,
-    venv: VecEnv | None = None,
     device: th.device | str = "cpu",
     custom_objects: Mapping[str, Any] | None = None,
+    n_envs: int | None = None,
 ) -> tuple[PPG, VecNormalize | None]:
     """
-    Read a model as ``from_pretrained`` does, and its normalization, around environments that cannot be stepped; None if it was
-    trained without.
+    Read a model as ``from_pretrained`` does, without environments, and its normalization, around environments that cannot be
+    stepped; None if it was trained without.
+
+    :param n_envs: number of environments that the model will have. None: as many as it had
     """
     if not os.path.lexists(folder / DESCRIPTION):
         raise ModelFormatError(
@@ -159,38 +171,54 @@ def read_model(
             "not read, because loading one runs whatever code its author put in; PPG.load loads one whose author you trust"
         )
     device = get_device(device)
-    with _as_format_error(folder):
-        return _read(folder / DESCRIPTION, folder / ARRAYS, venv, device, custom_objects or {})
+    with raised_as(ModelFormatError, f"{folder}: no model can be made of it"):
+        return _read(folder / DESCRIPTION, folder / ARRAYS, device, custom_objects or {}, n_envs)
 
 
 def _read(
-    text: Path, tensors: Path, venv: VecEnv | None, device: th.device, custom: Mapping[str, Any]
+    text: Path, tensors: Path, device: th.device, custom: Mapping[str, Any], n_envs: int | None = None
 ) -> tuple[PPG, VecNormalize | None]:
     with generators_kept():
         description, arrays = read_json(text, Description), Arrays(tensors)
         normalizer = _make_vec_normalize(description, arrays)
-        model = _build(description, arrays, venv, normalizer, device, custom)
+        cls = decode(description.algorithm, "algorithm", custom)
+        if not (isinstance(cls, type) and issubclass(cls, PPG)):
+            raise ModelFormatError(f"algorithm: {cls} is not PPG")
+        arguments = {name: decode(value, name, custom) for name, value in description.arguments.items()}
+        if unknown := arguments.keys() - set(_arguments(cls)):
+            raise ModelFormatError(f"arguments: {cls.__name__} has no {sorted(unknown)}")
+        msgspec.convert(arguments, Bounded)
+        # A file does not decide that a compiler runs
+        (arguments.get("policy_kwargs") or {}).pop("compile_mode", None)
+        arguments["compile_updates"] = False
+        policy = decode(description.policy, "policy", custom)
+        model = cls(policy, None, device=device, _init_setup_model=False, **arguments)  # type: ignore[arg-type]
+        model.observation_space, model.action_space = make(description.observation_space), make(description.action_space)
+        model.n_envs = n_envs or description.n_envs
+        model.check_arguments()
+        seed, model.seed = model.seed, None  # nothing is seeded
+        if not any(isinstance(value, type) for value in custom.values()):  # a caller's classes may not work without numbers
+            check_sizes(model, arrays)
+        model._setup_model()
+        model.seed = seed
+        vars(model).update(msgspec.structs.asdict(description.counters))
         load_arrays(model, arrays)
         if model.use_sde:
             model.policy.reset_noise()  # on the right device, as SB3 does
         _check_outputs(model)
-        if venv is not None and model.seed is not None:
-            venv.seed(model.seed)  # as SB3
     return model, normalizer
 
 
-@contextmanager
-def _as_format_error(what: str | Path) -> Iterator[None]:
-    """Raise errors that a stranger's files cause as ``ModelFormatError``."""
-    try:
-        yield
-    except ModelFormatError:
-        raise
-    except Exception as error:
-        raise ModelFormatError(f"{what}: no model can be made of it ({type(error).__name__}: {error})") from error
-
-
-# ---- the model ----
+@th.no_grad()
+def _check_outputs(model: PPG) -> None:
+    """Evaluate the networks for one observation, and raise an error if a result is not finite."""
+    model.observation_space.seed(0)
+    observation = model.observation_space.sample()
+    model.predict(observation)
+    tensors, _ = model.policy.obs_to_tensor(observation)
+    _, aux_values, values, _ = model.policy.evaluate_auxiliary(tensors)
+    if not th.cat([aux_values, values]).isfinite().all():
+        raise ModelFormatError("its networks give values that are not finite")
 
 
 def _arguments(cls: type[PPG]) -> list[str]:
@@ -207,64 +235,7 @@ def _argument(model: PPG, name: str) -> Any:
     return getattr(model, name)
 
 
-def _build(
-    description: Description,
-    arrays: Arrays,
-    venv: VecEnv | None,
-    normalizer: VecNormalize | None,
-    device: th.device,
-    custom: Mapping[str, Any],
-) -> PPG:
-    """Make the model with new weights, as its constructor does."""
-    cls = decode(description.algorithm, "algorithm", custom)
-    if not (isinstance(cls, type) and issubclass(cls, PPG)):
-        raise ModelFormatError(f"algorithm: {cls} is not PPG")
-    arguments = {name: decode(value, name, custom) for name, value in description.arguments.items()}
-    if unknown := arguments.keys() - set(_arguments(cls)):
-        raise ModelFormatError(f"arguments: {cls.__name__} has no {sorted(unknown)}")
-    msgspec.convert(arguments, Bounded)
-    # A file does not decide that a compiler runs
-    (arguments.get("policy_kwargs") or {}).pop("compile_mode", None)
-    arguments["compile_updates"] = False
-    policy = decode(description.policy, "policy", custom)
-    model = cls(policy, None, device=device, _init_setup_model=False, **arguments)  # type: ignore[arg-type]
-    model.observation_space, model.action_space = make(description.observation_space), make(description.action_space)
-    model.n_envs = description.n_envs
-    model.check_arguments()
-    if venv is not None:
-        _set_env(model, venv, normalizer)
-    seed, model.seed = model.seed, None  # nothing is seeded
-    if not any(isinstance(value, type) for value in custom.values()):  # a caller's own classes may not work without numbers
-        check_sizes(model, arrays)
-    model._setup_model()
-    model.seed = seed
-    vars(model).update(msgspec.structs.asdict(description.counters))
-    return model
-
-
-@th.no_grad()
-def _check_outputs(model: PPG) -> None:
-    """Evaluate the networks for one observation, and raise an error if a result is not finite."""
-    space = copy.deepcopy(model.observation_space)
-    space.seed(0)
-    observation = space.sample()
-    model.predict(observation)
-    tensors, _ = model.policy.obs_to_tensor(observation)
-    _, aux_values, values, _ = model.policy.evaluate_auxiliary(tensors)
-    if not th.cat([aux_values, values]).isfinite().all():
-        raise ModelFormatError("its networks give values that are not finite")
-
-
 # ---- VecNormalize ----
-
-
-def _statistics(env: VecNormalize | None) -> dict[str, th.Tensor]:
-    """Return means, variances and counts as arrays by name."""
-    return {
-        f"vec_normalize.{name}.{part}": th.as_tensor(getattr(rms, part), dtype=th.float64)
-        for name, rms in ({} if env is None else statistics(env)).items()
-        for part in PARTS
-    }
 
 
 def _make_vec_normalize(description: Description, arrays: Arrays) -> VecNormalize | None:
@@ -277,10 +248,9 @@ def _make_vec_normalize(description: Description, arrays: Arrays) -> VecNormaliz
     settings = {name: getattr(saved, name) for name in VEC_NORMALIZE}
     settings |= {name: math.inf for name in LIMITS if settings[name] is None}
     env = VecNormalize(DummyVecEnv([lambda: spaces_only]), **settings)
-    taken = {name: arrays.take(name, fresh).numpy() for name, fresh in _statistics(env).items()}
     for name, rms in statistics(env).items():
-        rms.mean, rms.var, count = (taken[f"vec_normalize.{name}.{part}"] for part in PARTS)
-        rms.count = float(count)
+        for part, array in moments_of(rms).items():
+            setattr(rms, part, arrays.take(f"vec_normalize.{name}.{part}", th.as_tensor(array)).numpy())
     return env
 
 
@@ -292,20 +262,5 @@ def _wrap_in_vec_normalize(venv: VecEnv, saved: VecNormalize) -> VecNormalize:
         )
     env = VecNormalize(venv, **{name: getattr(saved, name) for name in VEC_NORMALIZE})
     for name, rms in statistics(env).items():
-        vars(rms).update(copy.deepcopy(vars(statistics(saved)[name])))
+        vars(rms).update(vars(statistics(saved)[name]))
     return env
-
-
-def _set_env(model: PPG, venv: VecEnv, normalizer: VecNormalize | None) -> None:
-    """Put the model into environments, as SB3's ``load`` does."""
-    if normalizer is not None and unwrap_vec_normalize(venv) is None:
-        if venv.observation_space != normalizer.venv.observation_space:
-            venv = model._wrap_env(venv, verbose=0)  # images may have been transposed inside
-        venv = _wrap_in_vec_normalize(venv, normalizer)
-    venv = model._wrap_env(venv, verbose=0)
-    try:
-        check_for_correct_spaces(venv, model.observation_space, model.action_space)
-    except ValueError as error:
-        raise ModelFormatError(f"`env` is not what the model was trained in: {error}") from error
-    model.env, model.n_envs = venv, venv.num_envs
-    model._vec_normalize_env = unwrap_vec_normalize(venv)

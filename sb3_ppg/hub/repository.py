@@ -3,8 +3,7 @@
 import json
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +15,8 @@ from huggingface_hub import EvalResult, ModelCardData
 from stable_baselines3.common.type_aliases import GymEnv
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecMonitor, VecNormalize, VecTransposeImage
 
-from sb3_ppg.errors import ArgumentError, HubError, requirement
+from sb3_ppg.environments.watched import layers
+from sb3_ppg.errors import ArgumentError, HubError, raised_as, requirement
 from sb3_ppg.family import member_of
 from sb3_ppg.hub.pretrained import ARRAYS, DESCRIPTION, from_pretrained, save_pretrained
 from sb3_ppg.ppg import PPG
@@ -68,7 +68,7 @@ def push(
     with tempfile.TemporaryDirectory() as folder:
         write_repository(model, folder, repo_id, **content)
         api = huggingface_hub.HfApi(token=token, library_name="sb3_ppg", library_version=version("sb3-ppg"))
-        with _explained(f"{repo_id} could not be pushed"):
+        with raised_as(HubError, f"{repo_id} could not be pushed"):
             api.create_repo(repo_id, private=private, exist_ok=True)
             if revision is not None:
                 api.create_branch(repo_id, branch=revision, exist_ok=True)
@@ -161,19 +161,18 @@ def download(repo_id: str, names: list[str], revision: str | None = None, token:
     :raises HubError: if there is no such repository or revision, or it cannot be reached
     """
     of_folder = ". To read this folder, use hub.from_pretrained" if Path(repo_id).is_dir() else ""
-    with _explained(f"{repo_id} could not be loaded from the Hub{of_folder}"):
+    with raised_as(HubError, f"{repo_id} could not be loaded from the Hub{of_folder}"):
         return Path(huggingface_hub.snapshot_download(repo_id, allow_patterns=names, revision=revision, token=token))
 
 
 def _environment(model: PPG) -> tuple[str | None, dict[str, Any]]:
     """Return name and arguments with which ``make_vec_env`` makes the model's environment; None if that is not all."""
-    env = model.env
-    while isinstance(env, (VecNormalize, VecTransposeImage, VecMonitor)):  # which loading adds, or which change nothing
-        env = env.venv
-    if not isinstance(env, (DummyVecEnv, SubprocVecEnv)):
+    # Loading adds these wrappers, or they change nothing
+    known = (VecNormalize, VecTransposeImage, VecMonitor, DummyVecEnv, SubprocVecEnv)
+    if not all(isinstance(layer, known) for layer in layers(model.env)):
         return None, {}
     try:
-        spec = env.get_attr("spec")[0]
+        spec = model.env.get_attr("spec")[0]  # type: ignore[union-attr]
         wrappers = {wrapper.name for wrapper in spec.additional_wrappers}
         kwargs = {name: value for name, value in spec.kwargs.items() if name != "render_mode"}
         if spec.max_episode_steps != gymnasium.registry[spec.id].max_episode_steps:
@@ -183,15 +182,6 @@ def _environment(model: PPG) -> tuple[str | None, dict[str, Any]]:
         return None, {}
     ours = str(spec.entry_point).startswith("sb3_ppg")  # known only after `sb3_ppg.zoo.register()`
     return (spec.id, kwargs) if wrappers <= {"Monitor"} and not ours else (None, {})
-
-
-@contextmanager
-def _explained(what: str) -> Iterator[None]:
-    """Raise errors of the Hub's client as ``HubError``."""
-    try:
-        yield
-    except Exception as error:  # the network's errors have many classes
-        raise HubError(f"{what} ({type(error).__name__}): {' '.join(str(error).split())}") from error
 
 
 # ---- the model card ----
@@ -212,10 +202,8 @@ def model_card(folder: Path, env_id: str | None, env_kwargs: dict[str, Any], eva
     shown = []
     if evaluation is not None:
         mean, std, n_episodes, deterministic = evaluation
-        actions = "deterministic" if deterministic else "stochastic"
-        shown = [
-            f"Mean return **{mean:.2f} ± {std:.2f}** (standard deviation) over {n_episodes} episodes with {actions} actions."
-        ]
+        how = "deterministic" if deterministic else "stochastic"
+        shown = [f"Mean return **{mean:.2f} ± {std:.2f}** (standard deviation) over {n_episodes} episodes with {how} actions."]
         if env_id is not None:
             value = f"{mean:.2f} +/- {std:.2f}"
             metadata.model_name = algorithm
@@ -224,9 +212,8 @@ def model_card(folder: Path, env_id: str | None, env_kwargs: dict[str, Any], eva
         shown.append("![Learning curve](learning_curve.png)")
     if (folder / "replay.mp4").exists():
         shown.append('<video controls src="replay.mp4"></video>')
-    normalization = {
-        name: value for name, value in (description["vec_normalize"] or {}).items() if name != "observation_space"
-    }
+    normalization = description["vec_normalize"] or {}
+    normalization.pop("observation_space", None)
     hyperparameters = {
         "policy": _readable(description["policy"]),
         "environments in parallel": description["n_envs"],

@@ -254,9 +254,8 @@ def encode(value: Any, path: str, custom_objects: Mapping[str, Any]) -> Any:
     Encode a value for JSON. What JSON does not have is a dictionary with one key: "$class", "$custom", "$tuple", "$linear"
     (a schedule) or "$reward_normalizer". Errors name the path.
     """
-    for name, custom in custom_objects.items():
-        if value is custom:
-            return {"$custom": name}
+    if given := [name for name, custom in custom_objects.items() if value is custom]:
+        return {"$custom": given[0]}
     value = without_numpy(value)
     match value:
         case None | bool() | int() | str():
@@ -268,15 +267,8 @@ def encode(value: Any, path: str, custom_objects: Mapping[str, Any]) -> Any:
             return items if isinstance(value, list) else {"$tuple": items}
         case dict() if all(isinstance(key, str) and not key.startswith("$") for key in value):
             return {key: encode(item, f"{path}.{key}", custom_objects) for key, item in value.items()}
-        case FloatSchedule():
-            return encode(value.value_schedule, path, custom_objects)
-        case ConstantSchedule():
-            return encode(value.val, path, custom_objects)
-    return _encode_object(value, path)
-
-
-def _encode_object(value: Any, path: str) -> dict[str, Any]:
-    match value:
+        case FloatSchedule(value_schedule=inner) | ConstantSchedule(val=inner):
+            return encode(inner, path, custom_objects)
         case type() if CLASSES.get(value.__name__) is value:
             return {"$class": value.__name__}
         case LinearSchedule():
@@ -313,13 +305,10 @@ def decode(value: Any, path: str, custom_objects: Mapping[str, Any]) -> Any:
         case [("$linear", numbers)]:
             return LinearSchedule(*msgspec.convert(numbers, tuple[float, float, Fraction]))
         case [("$reward_normalizer", state)]:
-            return _decode_reward_normalizer(msgspec.convert(state, RewardStatistics))
+            saved = msgspec.convert(state, RewardStatistics)
+            normalizer = RewardNormalizer(saved.gamma, math.inf if saved.clip is None else saved.clip, saved.epsilon)
+            rms = normalizer.return_rms
+            rms.mean, rms.var, rms.count = np.array(saved.mean), np.array(saved.var), saved.count
+            normalizer.last_returns = None if saved.last_returns is None else np.array(saved.last_returns, dtype=np.float64)
+            return normalizer
     raise ModelFormatError(f"{path}: {value!r:.200} is not on the list of what a file may name; a newer sb3_ppg may know it")
-
-
-def _decode_reward_normalizer(state: RewardStatistics) -> RewardNormalizer:
-    normalizer = RewardNormalizer(state.gamma, math.inf if state.clip is None else state.clip, state.epsilon)
-    rms = normalizer.return_rms
-    rms.mean, rms.var, rms.count = np.array(state.mean), np.array(state.var), state.count
-    normalizer.last_returns = None if state.last_returns is None else np.array(state.last_returns, dtype=np.float64)
-    return normalizer

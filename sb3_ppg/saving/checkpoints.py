@@ -5,13 +5,13 @@ import time
 import uuid
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from stable_baselines3.common.callbacks import BaseCallback, EventCallback
+from stable_baselines3.common.callbacks import EventCallback
 from stable_baselines3.common.type_aliases import MaybeCallback
 
 from sb3_ppg.arguments import check_value, count, optional
-from sb3_ppg.callbacks import called_by, every
+from sb3_ppg.callbacks import PhasicCallback, called_by, every
 from sb3_ppg.distributed import agreed, broadcast, check_weights, gather, has_abandoned_group, n_processes, rank
 from sb3_ppg.errors import ArgumentError, warn
 from sb3_ppg.saving.files import atomic_writes, checkpoint_of, is_whole
@@ -35,7 +35,7 @@ def aux_buffer_path(model_path: str | Path) -> Path:
     return path.with_name(path.name.removesuffix(".zip") + SUFFIX)
 
 
-class PhasicCheckpointCallback(BaseCallback):
+class PhasicCheckpointCallback(PhasicCallback):
     """
     Save everything that an exact resume needs after every ``save_freq``-th iteration (a rollout with its update) and at the
     end of the run: the model in ``<name_prefix>_<steps>_steps.zip``; the rollouts of the phase, ``VecNormalize``'s statistics
@@ -114,11 +114,8 @@ class PhasicCheckpointCallback(BaseCallback):
         else:
             self._run = broadcast(uuid.uuid4().hex)
         there = _checkpoints(self.save_path, self.name_prefix)
-        self._saved = [one.path for one in there if one.run == self._run]
-        self._latest = there[-1].time if there else 0
-
-    def _on_step(self) -> bool:
-        return True
+        self._saved = [path for _, path, run in there if run == self._run]
+        self._latest = there[-1][0] if there else 0
 
     def _on_rollout_start(self) -> None:
         """Save the iteration before, whose update is over."""
@@ -146,7 +143,7 @@ class PhasicCheckpointCallback(BaseCallback):
         self._latest = broadcast(max(time.time_ns(), self._latest + 1))  # a clock may be set back
         self.model._checkpoint = [self._run, self._latest]
         own = file_of_process(aux_buffer_path(path))
-        with agreed(), atomic_writes([own, path] if n_processes() == 1 else [own]) as (state, *model_file):
+        with agreed(), atomic_writes(*([own, path] if n_processes() == 1 else [own])) as (state, *model_file):
             write_training_state(self.model, state)
             for temporary in model_file:
                 with temporary.open("wb") as file:
@@ -198,29 +195,20 @@ def latest_checkpoint(save_path: str | Path, name_prefix: str = "ppg_model") -> 
         keep, or else to the time of modification. Damaged checkpoints are passed over, with a warning
     :raises FileNotFoundError: if there is none
     """
-    for checkpoint in reversed(_checkpoints(Path(save_path), name_prefix)):
-        files = [checkpoint.path, *files_of_processes(aux_buffer_path(checkpoint.path))]
-        damaged = [file for file in files if not is_whole(file)]
+    for _, path, _ in reversed(_checkpoints(Path(save_path), name_prefix)):
+        damaged = [file for file in (path, *files_of_processes(aux_buffer_path(path))) if not is_whole(file)]
         if not damaged:
-            return checkpoint.path
+            return path
         warn(f"{damaged[0]} is damaged: its checkpoint is passed over, for the one before it")
     raise FileNotFoundError(f"There is no checkpoint named {name_prefix}_..._steps.zip in {save_path} that can be read")
 
 
-class _Checkpoint(NamedTuple):
-    """A model's file, with the time of writing in nanoseconds and the run that wrote it."""
-
-    time: int
-    path: Path
-    run: str | None
-
-
-def _checkpoints(folder: Path, name_prefix: str) -> list[_Checkpoint]:
-    """Return the checkpoints in the order in which they were written."""
+def _checkpoints(folder: Path, name_prefix: str) -> list[tuple[int, Path, str | None]]:
+    """Return times in nanoseconds, models' files and runs of the checkpoints, in the order in which they were written."""
     found = []
     for path in folder.glob("*.zip"):
         if re.fullmatch(rf"{re.escape(name_prefix)}_\d+_steps\.zip", path.name):
             with suppress(FileNotFoundError):  # a run that goes on has removed it
                 run, written = checkpoint_of(path)
-                found.append(_Checkpoint(written, path, run))
+                found.append((written, path, run))
     return sorted(found)

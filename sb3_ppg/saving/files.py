@@ -10,65 +10,60 @@ import json
 import os
 import shutil
 import time
+import uuid
 import zipfile
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
-import psutil
 from stable_baselines3.common.save_util import open_path
 
-from sb3_ppg.errors import ModelFormatError, warn
+from sb3_ppg.errors import ModelFormatError, raised_as, warn
 from sb3_ppg.protocols import PhasicModel
 
 FORMAT_VERSION = 1  # of models
 SAVED_BY = "_saved_by"  # attribute in the file: the version of its format, and the writer's `_class_names`
 # A file system may refuse to rename onto a mounted file, or to flush
 REFUSED = {errno.EPERM, errno.EACCES, errno.EBUSY, errno.EXDEV, errno.EROFS, errno.EINVAL, errno.ENOSYS, errno.ENOTSUP}
-QUIET = 60  # seconds; a temporary file to which nothing was written for so long may be a leftover
+PREFIX = ".sb3_ppg-"  # of temporary files
+QUIET = 3600  # seconds; a temporary file to which nothing was written for so long is a leftover
 
 
 @contextmanager
-def atomic_write(path: Path) -> Iterator[Path]:
+def atomic_writes(*paths: Path) -> Iterator[list[Path]]:
     """
-    Yield the path of a temporary file to write to. At the end of the block it is flushed to the disk and takes the place of
-    ``path`` in one step; after an error it is removed. Where the file system refuses that step, as for a file that is mounted
-    alone, the content is copied to the place. The folder is made if it is not there.
+    Yield the paths of temporary files to write to, one for each path. At the end of the block they are flushed to the disk;
+    when all are there, each takes the place of its path in one step, in order. After an error they are removed. Where the file
+    system refuses that step, as for a file that is mounted alone, the content is copied to the place.
 
-    :raises OSError: with the path, if the file cannot be written, for instance because the disk is full
+    :param paths: files of one folder, which is made if it is not there
+    :raises OSError: with the paths, if a file cannot be written, for instance because the disk is full
     """
-    with atomic_writes([path]) as (temporary,):
-        yield temporary
-
-
-@contextmanager
-def atomic_writes(paths: list[Path]) -> Iterator[list[Path]]:
-    """Write several files of one folder like ``atomic_write``: they take their places in order when all are on the disk."""
-    paths = [path.resolve() for path in paths]  # links stay links
-    folder = paths[0].parent
-    temporaries: list[Path] = []
+    places = [path.resolve() for path in paths]  # links stay links
+    folder = places[0].parent
+    temporaries = [folder / f"{PREFIX}{uuid.uuid4().hex}.tmp" for _ in places]
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for path in paths:
-            temporaries.append(_make_temporary(path))
+        _remove_leftovers(folder)
+        for temporary in temporaries:
+            temporary.touch()
         yield temporaries
-        for temporary, path in zip(temporaries, paths, strict=True):
+        for temporary, place in zip(temporaries, places, strict=True):
             _flush(temporary)
             with suppress(OSError):  # there is no file yet, or the file system has no modes
-                shutil.copymode(path, temporary)
-        for temporary, path in zip(temporaries, paths, strict=True):
+                shutil.copymode(place, temporary)
+        for temporary, place in zip(temporaries, places, strict=True):
             try:
-                temporary.replace(path)
+                temporary.replace(place)
             except OSError as error:
                 if error.errno not in REFUSED:
                     raise
-                shutil.copyfile(temporary, path)
+                shutil.copyfile(temporary, place)
         with suppress(OSError):  # folders cannot be flushed everywhere
             _flush(folder)
     except OSError as error:
-        names = ", ".join(map(str, paths))
+        names = ", ".join(map(str, places))
         raise OSError(error.errno, f"{names} could not be written: {error.strerror or error}") from error
     finally:
         for temporary in temporaries:
@@ -76,20 +71,12 @@ def atomic_writes(paths: list[Path]) -> Iterator[list[Path]]:
                 temporary.unlink(missing_ok=True)
 
 
-def _make_temporary(path: Path) -> Path:
-    """
-    Make the temporary file for ``path`` in its folder, and remove those of processes that were killed while they wrote
-    ``path``; another machine's process may still write.
-    """
-    prefix = f".sb3_ppg-{zlib.crc32(path.name.encode()):08x}-"  # a name may be as long as the file system allows
-    with suppress(OSError, ValueError):  # a folder that cannot be listed, or another program's file
-        for leftover in path.parent.glob(f"{prefix}*.tmp"):
-            is_quiet = time.time() - leftover.stat().st_mtime > QUIET
-            if is_quiet and not psutil.pid_exists(int(leftover.stem.split("-")[-1])):
+def _remove_leftovers(folder: Path) -> None:
+    """Remove the temporary files of processes that were killed while they wrote."""
+    with suppress(OSError):  # a folder that cannot be listed
+        for leftover in folder.glob(f"{PREFIX}*.tmp"):
+            if time.time() - leftover.stat().st_mtime > QUIET:
                 leftover.unlink(missing_ok=True)
-    temporary = path.with_name(f"{prefix}{os.getpid()}.tmp")
-    temporary.touch()
-    return temporary
 
 
 def _flush(path: Path) -> None:
@@ -162,24 +149,19 @@ def checkpoint_of(path: Path) -> tuple[str | None, int]:
 
 def is_whole(path: Path) -> bool:
     """Return whether a model's file or an auxiliary buffer's is there, and all its checksums are right."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            # In a truncated file, zipfile may find one of torch's zip files, which are inside
-            _check_archive(archive)
-            return not {"data", "description.npy"}.isdisjoint(archive.namelist())
-    except Exception:  # zipfile raises errors of many kinds for a wrong byte
-        return False
+    with suppress(Exception), zipfile.ZipFile(path) as archive:  # zipfile raises errors of many kinds for a wrong byte
+        _check_archive(archive)
+        # In a truncated file, zipfile may find one of torch's zip files, which are inside
+        return not {"data", "description.npy"}.isdisjoint(archive.namelist())
+    return False
 
 
 def _attributes(file: io.BufferedIOBase, path: Any, check_all: bool = False) -> dict[str, Any]:
     """Return the model's attributes as JSON has them, most of them pickled; with ``check_all``, verify all checksums first."""
-    try:
-        with zipfile.ZipFile(file) as archive:
-            if check_all:
-                _check_archive(archive)
-            return json.loads(archive.read("data"))
-    except Exception as error:  # zipfile raises errors of many kinds for a wrong byte
-        raise ModelFormatError(f"{path} is damaged, or no model's file: {error}") from error
+    with raised_as(ModelFormatError, f"{path} is damaged, or no model's file"), zipfile.ZipFile(file) as archive:
+        if check_all:
+            _check_archive(archive)
+        return json.loads(archive.read("data"))
 
 
 def _check_archive(archive: zipfile.ZipFile) -> None:

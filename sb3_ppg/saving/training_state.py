@@ -19,9 +19,9 @@ from sb3_ppg.buffers.replay import KINDS, Rollout
 from sb3_ppg.buffers.rollout_buffers import NormalizedRewardRolloutBuffer
 from sb3_ppg.distributed import rank_and_size
 from sb3_ppg.environments.watched import all_statistics
-from sb3_ppg.errors import ArgumentError, ModelFormatError, NonFiniteError, warn
+from sb3_ppg.errors import ArgumentError, ModelFormatError, NonFiniteError, raised_as, warn
 from sb3_ppg.protocols import COUNTERS, PhasicModel
-from sb3_ppg.saving.files import atomic_write
+from sb3_ppg.saving.files import atomic_writes
 
 FORMAT_VERSION = 1
 _lock = threading.RLock()
@@ -52,7 +52,7 @@ def save_training_state(model: PhasicModel, path: Path) -> None:
         )
     if (error := first_non_finite(model)) is not None:
         raise NonFiniteError(error)
-    with atomic_write(file_of_process(path)) as temporary:
+    with atomic_writes(file_of_process(path)) as (temporary,):
         write_training_state(model, temporary)
 
 
@@ -82,7 +82,7 @@ def remove_rollouts(path: Path) -> None:
     if not arrays:
         path.unlink()
     elif description["progress_of_rollouts"] is not None:  # else they were removed before
-        with atomic_write(path) as temporary:
+        with atomic_writes(path) as (temporary,):
             _write(temporary, {**description, "progress_of_rollouts": None}, arrays)
 
 
@@ -123,12 +123,13 @@ def _arrays(model: PhasicModel) -> dict[str, np.ndarray]:
         {
             "rollouts": {index: rollout._asdict() for index, rollout in enumerate(buffer.rollouts)},
             "replay": {index: rollout.arrays() for index, rollout in enumerate(replay.rollouts[: replay.n_stored])},
-            "normalize": {name: _moments(rms) for name, rms in all_statistics(model.env).items()},
+            "normalize": {name: moments_of(rms) for name, rms in all_statistics(model.env).items()},
         }
     )
 
 
-def _moments(rms: RunningMeanStd) -> dict[str, np.ndarray]:
+def moments_of(rms: RunningMeanStd) -> dict[str, np.ndarray]:
+    """Return mean, variance and count by the names of their attributes."""
     return {part: np.asarray(getattr(rms, part), dtype=np.float64) for part in ("mean", "var", "count")}
 
 
@@ -143,70 +144,63 @@ def _flat(tree: Any, name: str = "") -> dict[str, Any]:
 
 
 def load_training_state(model: PhasicModel, path: Path) -> None:
-    """Restore what ``save_training_state`` wrote, with the arguments and errors of ``PPG.load_aux_buffer``."""
+    """
+    Restore what ``save_training_state`` wrote, with the arguments and errors of ``PPG.load_aux_buffer``: read and check
+    everything, then put it in place. From another number of processes, it is only the statistics.
+    """
     own, there, (_, size) = file_of_process(path), files_of_processes(path), rank_and_size()
     same_processes = not there or any(one == path if size == 1 else one.stem.endswith(f"_of_{size}") for one in there)
     if not same_processes:
         own = there[0]
         warn(f"{own.name} is from another number of processes: the phase starts over")
-    with own.open("rb") as file:
-        try:
-            _load(model, np.load(file, allow_pickle=False), same_processes)
-        except (ArgumentError, MemoryError):
-            raise
-        except ModelFormatError as error:
-            raise ModelFormatError(f"{own} {error}") from error
-        except Exception as error:  # zipfile, json and NumPy raise errors of many kinds for a wrong byte
-            raise ModelFormatError(f"{own} is damaged, or no auxiliary buffer of this model: {error}") from error
-
-
-def _load(model: PhasicModel, archive: Any, same_processes: bool) -> None:
-    """Read and check everything, then put it in place; of another number of processes, only the statistics."""
-    description = json.loads(archive["description"].tobytes())
-    _check_identity(description, _identity(model, same_processes))
-    running = all_statistics(model.env)
-    normalization = {name: _read(archive, f"normalize/{name}", _moments(rms)) for name, rms in running.items()}
-    aux_buffer, replayed = model.aux_buffer.emptied(), []
-    if description["progress_of_rollouts"] is None:
-        warn("The rollouts of this checkpoint were removed, and the statistics of VecNormalize kept: the phase starts over")
-    elif same_processes:
-        n_stored, _ = model.n_kept_rollouts()
-        check_room(model, n_stored)
-        some = aux_buffer.stored(model.rollout_template().buffer, model.aux_data())._asdict()
-        for index in range(n_stored):  # one after the other: only a disk may have room for all
-            arrays = _read(archive, f"rollouts/{index}", some, model.allow_nonfinite_observations)
-            aux_buffer.keep(StoredRollout(**arrays))
-        aux_buffer.progress = description["progress_of_rollouts"]
-        replayed = _replayed(model, archive, description["replay_uses"])
-        if aux_buffer.capacity is None and aux_buffer.n_new < len(aux_buffer):
-            raise ModelFormatError("has rollouts of phases that are over: use the `aux_buffer_kwargs` of its training")
-        restore_generators(description["generators"])
+    damaged = f"{own} is damaged, or no auxiliary buffer of this model"
+    with own.open("rb") as file, raised_as(ModelFormatError, damaged, ArgumentError, MemoryError):
+        archive = np.load(file, allow_pickle=False)
+        description = json.loads(archive["description"].tobytes())
+        _check_identity(own, description, _identity(model, same_processes))
+        running = all_statistics(model.env)
+        normalization = {name: _read(archive, f"normalize/{name}", moments_of(rms)) for name, rms in running.items()}
+        aux_buffer, replayed = model.aux_buffer.emptied(), []
+        if description["progress_of_rollouts"] is None:
+            warn("The rollouts of this checkpoint were removed, and VecNormalize's statistics kept: the phase starts over")
+        elif same_processes:
+            n_stored, _ = model.n_kept_rollouts()
+            check_room(model, n_stored)
+            some = aux_buffer.stored(model.rollout_template().buffer, model.aux_data())._asdict()
+            for index in range(n_stored):  # one after the other: only a disk may have room for all
+                arrays = _read(archive, f"rollouts/{index}", some, model.allow_nonfinite_observations)
+                aux_buffer.keep(StoredRollout(**arrays))
+            aux_buffer.progress = description["progress_of_rollouts"]
+            replayed = _replayed(model, own, archive, description["replay_uses"])
+            if aux_buffer.capacity is None and aux_buffer.n_new < len(aux_buffer):
+                raise ModelFormatError(f"{own} has rollouts of finished phases: use the `aux_buffer_kwargs` of its training")
+            restore_generators(description["generators"])
     # Everything is checked: nothing below can fail
     model.aux_buffer, model.replay.rollouts = aux_buffer, replayed
     model._missing_rollouts = None
     for name, rms in running.items():
-        rms.mean, rms.var = normalization[name]["mean"], normalization[name]["var"]
-        rms.count = float(normalization[name]["count"])
+        vars(rms).update(normalization[name])
 
 
-def _check_identity(description: dict[str, Any], wanted: dict[str, Any]) -> None:
+def _check_identity(path: Path, description: dict[str, Any], wanted: dict[str, Any]) -> None:
     if (version := description["version"]) != FORMAT_VERSION:
         raise ModelFormatError(
-            f"has version {version} of its format, this sb3_ppg reads {FORMAT_VERSION}: use the one that wrote it"
+            f"{path} has version {version} of its format, this sb3_ppg reads {FORMAT_VERSION}: use the one that wrote it"
         )
     found = description["identity"]
     for name, value in wanted.items():
         if found.get(name) != value:
             what = name.replace("_", " ")
-            raise ModelFormatError(f"does not belong to this model: its {what} is {found.get(name)!r}, the model's {value!r}")
+            is_value = f"{found.get(name)!r}, the model's {value!r}"
+            raise ModelFormatError(f"{path} does not belong to this model: its {what} is {is_value}")
 
 
-def _replayed(model: PhasicModel, archive: Any, uses: list[list[int]]) -> list[Rollout]:
+def _replayed(model: PhasicModel, path: Path, archive: Any, uses: list[list[int]]) -> list[Rollout]:
     if not uses:
         return []
     if model.replay.capacity == 1 or len(uses) > model.replay.capacity:
         raise ModelFormatError(
-            f"has {len(uses)} rollouts that the policy phase is to learn from again, this model keeps "
+            f"{path} has {len(uses)} rollouts that the policy phase is to learn from again, this model keeps "
             f"{model.replay.capacity}: use the `replay_kwargs` of its training"
         )
     some = model.rollout_template()
@@ -247,21 +241,16 @@ def generator_states() -> dict[str, Any]:
 def restore_generators(states: dict[str, Any]) -> None:
     """
     Put the global generators into the states that ``generator_states`` has returned; lists may stand for tuples, arrays and
-    tensors, as they do after JSON. States of GPUs that this machine does not have are left out. If a generator refuses its
-    state, all are as they were.
+    tensors, as they do after JSON. States of GPUs that this machine does not have are left out. Torch, which may refuse the
+    state of another version, comes first.
     """
-    before = generator_states()
-    try:
-        version, words, gauss = states["python"]
-        random.setstate((version, tuple(words), gauss))
-        np.random.set_state(states["numpy"])
-        th.set_rng_state(th.as_tensor(states["torch"], dtype=th.uint8))
-        n_gpus = th.cuda.device_count() if th.cuda.is_available() else 0
-        for index, state in enumerate(states["cuda"][:n_gpus]):
-            th.cuda.set_rng_state(th.as_tensor(state, dtype=th.uint8), index)
-    except Exception:
-        restore_generators(before)
-        raise
+    th.set_rng_state(th.as_tensor(states["torch"], dtype=th.uint8))
+    n_gpus = th.cuda.device_count() if th.cuda.is_available() else 0
+    for index, state in enumerate(states["cuda"][:n_gpus]):
+        th.cuda.set_rng_state(th.as_tensor(state, dtype=th.uint8), index)
+    np.random.set_state(states["numpy"])
+    version, words, gauss = states["python"]
+    random.setstate((version, tuple(words), gauss))
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from typing import TextIO
 import numpy as np
 from stable_baselines3.common.callbacks import EvalCallback
 
-from sb3_ppg.saving.files import atomic_write, checkpoint_of
+from sb3_ppg.saving.files import atomic_writes, checkpoint_of
 
 try:
     import fcntl
@@ -103,7 +103,7 @@ def forget_later_episodes(folder: Path, checkpoint: Path | None) -> None:
             start, column = json.loads(header[1:])["t_start"], names.strip().split(",").index("t")
             whole = [episode for episode in episodes if episode.endswith("\n")]
             kept = [episode for episode in whole if start + float(episode.split(",")[column]) <= written / 1e9]
-            with atomic_write(path) as temporary:
+            with atomic_writes(path) as (temporary,):
                 temporary.write_text("".join([header, names, *kept]))
 
 

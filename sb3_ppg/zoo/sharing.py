@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Collection
 from contextlib import nullcontext, suppress
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -30,7 +30,7 @@ from stable_baselines3.common.vec_env import VecVideoRecorder
 import sb3_ppg
 from sb3_ppg import hub
 from sb3_ppg.distributed import rank
-from sb3_ppg.errors import ArgumentError, ModelFormatError, nearest, requirement
+from sb3_ppg.errors import ArgumentError, ModelFormatError, nearest, raised_as, requirement
 from sb3_ppg.family import FAMILY, zoo_name_of
 from sb3_ppg.hub.files import read_json
 from sb3_ppg.hub.pretrained import ARRAYS, DESCRIPTION, read_model
@@ -143,91 +143,66 @@ def _is_usual(value: Any) -> bool:
     return isinstance(value, int | float) and abs(value) <= MAX_NUMBER and (value >= 0 or value % 1 != 0)
 
 
-def environment_of(env_id: str, hyperparams: dict[str, Any], env_kwargs: dict[str, Any]) -> Environment:
-    """Describe an environment by its options and the hyperparameters that the Zoo saves, which must be plain data."""
-    config = {name: hyperparams[name] for name in Settings.__struct_fields__ if name in hyperparams}
-    try:
-        return msgspec.convert({"env_id": env_id, "env_kwargs": env_kwargs, "config": config}, Environment)
-    except msgspec.ValidationError as error:
-        raise ModelFormatError(f"the environment cannot be shared: {error} (of {config} and {env_kwargs})") from error
-
-
 # ---- push_to_hub ----
-
-
-def push_parser() -> argparse.ArgumentParser:
-    """Return the parser for the options of ``push_to_hub``."""
-    made = agent_parser("Share a trained agent on the Hugging Face Hub", n_episodes=10)
-    made.add_argument("--env", type=EnvironmentName, required=True, help="environment ID")
-    made.add_argument("-orga", "--organization", required=True, help="user or organization on the Hub")
-    made.add_argument("-name", "--repo-name", help="name of the repository, by default algo-env")
-    made.add_argument("-m", "--commit-message", default="Initial commit", help="commit message")
-    made.add_argument("--private", action="store_true", help="create a private repository")
-    made.add_argument("-n", "--n-timesteps", default=1000, type=int, help="length of the video in steps")
-    made.add_argument("--no-render", action="store_true", help="no video")
-    made.add_argument(
-        "--dry-run", nargs="?", const="", metavar="FOLDER", help="write the files into a folder (default: the run's) instead"
-    )
-    made.add_argument("--verbose", default=1, type=int, help="for the Zoo's algorithms")
-    return made
 
 
 def push() -> None:
     """Run ``push_to_hub``; for algorithms that are not ours, the Zoo's."""
-    args = push_parser().parse_args()
+    parser = agent_parser("Share a trained agent on the Hugging Face Hub", n_episodes=10)
+    parser.add_argument("--env", type=EnvironmentName, required=True, help="environment ID")
+    parser.add_argument("-orga", "--organization", required=True, help="user or organization on the Hub")
+    parser.add_argument("-name", "--repo-name", help="name of the repository, by default algo-env")
+    parser.add_argument("-m", "--commit-message", default="Initial commit", help="commit message")
+    parser.add_argument("--private", action="store_true", help="create a private repository")
+    parser.add_argument("-n", "--n-timesteps", default=1000, type=int, help="length of the video in steps")
+    parser.add_argument("--no-render", action="store_true", help="no video")
+    parser.add_argument(
+        "--dry-run", nargs="?", const="", metavar="FOLDER", help="write the files into a folder (default: the run's) instead"
+    )
+    parser.add_argument("--verbose", default=1, type=int, help="for the Zoo's algorithms")
+    args = parser.parse_args()
     if args.algo not in FAMILY:
         with ffmpeg_on_path(), our_commands_on_cards() if args.algo in OFFLINE else nullcontext():
             runpy.run_module("rl_zoo3.push_to_hub", run_name="__main__", alter_sys=True)
         return
 
     repo_id = f"{args.organization}/{args.repo_name or ModelName(args.algo, args.env)}"
-    with tempfile.TemporaryDirectory() as folder:
-        run = evaluated_run(args, Path(folder))
-        with suppress(FileNotFoundError):  # without logs there is nothing to draw
-            picture = Path(folder) / "learning_curve.png"
-            plot_learning_curve(run.log_path, f"{args.algo.upper()} on {args.env.gym_id}", picture)
-            run.files[picture.name] = picture
-        content: dict[str, Any] = dict(env_id=args.env.gym_id, evaluation=run.evaluation, files=run.files)
-        content["usage"] = _usage(args, repo_id, run.environment)
-        if args.dry_run is None:
-            address = hub.push(run.model, repo_id, private=args.private, commit_message=args.commit_message, **content)
-            print(f"Shared as {address}")
-        else:
-            there = Path(args.dry_run or run.log_path / "hub")
-            hub.write_repository(run.model, there, repo_id, **content)
-            print(f"Not shared: these files would be {repo_id}: {there}")
-
-
-class EvaluatedRun(NamedTuple):
-    """A run that can be shared."""
-
-    model: PPG  # with its environments as in training
-    log_path: Path
-    environment: Environment
-    evaluation: hub.Evaluation
-    files: dict[str, Path]  # by their names in the repository
-
-
-def evaluated_run(args: argparse.Namespace, folder: Path) -> EvaluatedRun:
-    """Evaluate and record an agent by the options of ``push_to_hub``, with files in the folder."""
-    rendering = {} if args.no_render else {"render_mode": "rgb_array"}
-    model, _, log_path = load_agent(args, **rendering)
+    model, _, log_path = load_agent(args, **({} if args.no_render else {"render_mode": "rgb_array"}))
     assert isinstance(model, PPG)
     evaluation = evaluate(model, args)
     stats_path = log_path / args.env
-    config, _ = get_saved_hyperparams(str(stats_path), norm_reward=True)
-    environment = environment_of(args.env.gym_id, config, {**saved_env_kwargs(stats_path), **args.env_kwargs})
+    hyperparams, _ = get_saved_hyperparams(str(stats_path), norm_reward=True)
+    description = {
+        "env_id": args.env.gym_id,
+        "env_kwargs": {**saved_env_kwargs(stats_path), **args.env_kwargs},
+        "config": {name: hyperparams[name] for name in Settings.__struct_fields__ if name in hyperparams},
+    }
+    with raised_as(ModelFormatError, f"the environment cannot be shared: {description}"):
+        environment = msgspec.convert(description, Environment)
     environment.check(environment.to_allow)
-    files = {ZOO: folder / ZOO}
-    files[ZOO].write_bytes(msgspec.json.format(msgspec.json.encode(environment), indent=1))
-    if not args.no_render:
-        files["replay.mp4"] = _record(model, args.n_timesteps, evaluation.deterministic, str(folder))
-    # As in training: the evaluation has changed these
-    model.n_envs = int(config.get("n_envs", 1))
-    if (vec_normalize := model.get_vec_normalize_env()) is not None:
-        vec_normalize.norm_reward = config["normalize_kwargs"].get("norm_reward", True)
-        vec_normalize.training = True
-    return EvaluatedRun(model, log_path, environment, evaluation, files)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        files = {ZOO: folder / ZOO}
+        files[ZOO].write_bytes(msgspec.json.format(msgspec.json.encode(environment), indent=1))
+        if not args.no_render:
+            files["replay.mp4"] = _record(model, args.n_timesteps, evaluation.deterministic, temporary)
+        with suppress(FileNotFoundError):  # without logs there is nothing to draw
+            plot_learning_curve(log_path, f"{args.algo.upper()} on {args.env.gym_id}", folder / "learning_curve.png")
+            files["learning_curve.png"] = folder / "learning_curve.png"
+        # As in training: the evaluation has changed these
+        model.n_envs = int(hyperparams.get("n_envs", 1))
+        if (vec_normalize := model.get_vec_normalize_env()) is not None:
+            vec_normalize.norm_reward = hyperparams["normalize_kwargs"].get("norm_reward", True)
+            vec_normalize.training = True
+        content: dict[str, Any] = dict(env_id=args.env.gym_id, evaluation=evaluation, files=files)
+        content["usage"] = _usage(args, repo_id, environment)
+        if args.dry_run is None:
+            address = hub.push(model, repo_id, private=args.private, commit_message=args.commit_message, **content)
+            print(f"Shared as {address}")
+        else:
+            there = Path(args.dry_run or log_path / "hub")
+            hub.write_repository(model, there, repo_id, **content)
+            print(f"Not shared: these files would be {repo_id}: {there}")
 
 
 def _record(model: PPG, n_steps: int, deterministic: bool, folder: str) -> Path:

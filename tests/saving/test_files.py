@@ -14,38 +14,36 @@ import pytest
 from sb3_ppg import PPG
 from sb3_ppg.export import to_torchscript
 from sb3_ppg.hub import save_pretrained
-from sb3_ppg.saving.files import atomic_write, atomic_writes
+from sb3_ppg.saving.files import atomic_writes
 from tests.helpers import run_in_a_new_process
 from tests.saving.small_models import small
 
 pytestmark = pytest.mark.slow
-NEVER = (2**22 + 1, 2**22 + 2)  # numbers that no process has
 
 
 def test_a_file_appears_when_it_is_complete_and_on_the_disk(tmp_path, monkeypatch):
     path, fsync, flushed = tmp_path / "folder" / "file", os.fsync, []
     monkeypatch.setattr(os, "fsync", lambda descriptor: flushed.append(path.exists()) or fsync(descriptor))
-    with atomic_write(path) as temporary:
+    with atomic_writes(path) as (temporary,):
         temporary.write_text("one")
         assert not path.exists()
     assert path.read_text() == "one" and flushed == [False, True]  # itself, before it takes its place, and the folder
-    with pytest.raises(RuntimeError), atomic_write(path) as temporary:
+    with pytest.raises(RuntimeError), atomic_writes(path) as (temporary,):
         temporary.write_text("two")
         raise RuntimeError
     assert path.read_text() == "one" and list(path.parent.iterdir()) == [path]
 
 
-def test_leftovers_of_dead_processes_are_removed(tmp_path):
-    """A file to which something was written lately may belong to a process of another machine."""
-    with atomic_write(tmp_path / "model.zip") as temporary:
-        dead, recent, living = (temporary.name.replace(f"{os.getpid()}", f"{pid}") for pid in (*NEVER, os.getppid()))
+def test_leftovers_of_killed_processes_are_removed(tmp_path):
+    """A file to which something was written lately may belong to another process."""
+    with atomic_writes(tmp_path / "model.zip") as (temporary,):
+        old, recent = (f"{temporary.name.removesuffix('.tmp')}{number}.tmp" for number in (1, 2))
         temporary.write_text("")
-    for name in (dead, recent, living):
+    for name, age in ((old, 7200), (recent, 600)):
         (tmp_path / name).write_text("half, or somebody is writing it")
-    for name in (dead, living):
-        os.utime(tmp_path / name, (0, time.time() - 120))
+        os.utime(tmp_path / name, (0, time.time() - age))
     small().save(tmp_path / "model")
-    assert {path.name for path in tmp_path.iterdir()} == {"model.zip", living, recent}
+    assert {path.name for path in tmp_path.iterdir()} == {"model.zip", recent}
 
 
 REFUSED = {
@@ -87,7 +85,7 @@ def test_an_error_between_two_files_leaves_complete_ones(tmp_path, monkeypatch):
 
     with monkeypatch.context() as patched, pytest.raises(OSError, match="second could not be written: No space"):
         patched.setattr(Path, "replace", full)
-        with atomic_writes(paths) as temporaries:
+        with atomic_writes(*paths) as temporaries:
             for temporary in temporaries:
                 temporary.write_text("new")
     assert [path.read_text() for path in paths] == ["new", "old"] and len([*tmp_path.iterdir()]) == 2
