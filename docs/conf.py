@@ -40,6 +40,7 @@ autodoc_member_order = "bysource"
 autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented_params"
 autodoc_preserve_defaults = True
+autodoc_default_options = {"show-inheritance": True}
 
 
 def inventory(project_name: str, names: dict[str, str]) -> str:

@@ -130,6 +130,8 @@ def test_a_command_of_a_page_is_understood(command, tmp_path, monkeypatch):
 def test_the_reference_has_every_public_name():
     pages = "\n".join(path.read_text() for path in (DOCS / "reference").glob("*.md"))
     names = re.findall(r"^\.\. (?:autoclass|autofunction|autoexception|py:data):: (\S+)", pages, re.MULTILINE)
+    modules = map(importlib.import_module, re.findall(r"^\.\. automodule:: (\S+)", pages, re.MULTILINE))
+    names += [f"{module.__name__}.{name}" for module in modules for name in getattr(module, "__all__", [])]
     listed = [id(pydoc.locate(name)) for name in names]
     for module in map(importlib.import_module, PUBLIC):
         assert [name for name in module.__all__ if id(getattr(module, name)) not in listed] in ([], ["__version__"])
