@@ -117,4 +117,3 @@ class Study:
 def _measurement(make: Make, length: float) -> Measure:
     with TemporaryDirectory() as folder:
         return speed(make(0, Path(folder)).model, length, time.perf_counter, SHORTEST_TURN)
-
