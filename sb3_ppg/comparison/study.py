@@ -55,8 +55,8 @@ class Study:
                 check_value(name, value, count(1))
         limit = f"{self.seconds:g} seconds" if self.n_timesteps is None else f"{self.n_timesteps} steps"
         self.keys = {
-            name: dict(contestant=name, limit=limit, settings=short_hash(json.dumps(one.settings, sort_keys=True)))
-            for name, one in self.contestants.items()
+            name: dict(contestant=name, limit=limit, settings=short_hash(json.dumps(settings, sort_keys=True)))
+            for name, (_, settings) in self.contestants.items()
         }
         self.wanted = [{**key, "seed": seed} for seed in range(self.n_seeds) for key in self.keys.values()]
         self.runs = Runs(self.folder, "compare", self.wanted[0])
@@ -66,7 +66,7 @@ class Study:
         """Measure, train what is missing, and write the report."""
         self.folder.mkdir(parents=True, exist_ok=True)
         measured, n_episodes = self.speed(), self.n_eval_episodes
-        makers = {name: one.make for name, one in self.contestants.items()}
+        makers = {name: make for name, (make, _) in self.contestants.items()}
         lengths = {name: self.length(measured.loc[name]) for name in makers}
 
         def carry_out(run: Run, folder: Path) -> Outcome:
@@ -80,7 +80,7 @@ class Study:
         print(f"{len(self.wanted)} trainings, {len(self.runs.missing(self.wanted))} to carry out", flush=True)
         self.runs.carry_out(self.wanted, carry_out, self.folder / "log.txt", self.n_jobs, self.n_threads, seconds)
         curves = self.runs.curves().merge(pd.DataFrame(self.wanted))
-        settings = {name: one.settings for name, one in self.contestants.items()}
+        settings = {name: one for name, (_, one) in self.contestants.items()}
         found = Comparison(self.title, self.runs.rows(self.wanted), curves, measured, settings, target)
         found.picture().savefig(self.folder / "compare.png")
         (self.folder / "compare.md").write_text(found.page())
@@ -103,7 +103,7 @@ class Study:
         if self.speeds.missing(keys):
             print("Measuring the speed: nothing else should run", flush=True)
             length = self.n_timesteps or 1e9
-            contestants = {name: (_measurement, (one.make, length)) for name, one in self.contestants.items()}
+            contestants = {name: (_measurement, (make, length)) for name, (make, _) in self.contestants.items()}
             turns = take_turns(contestants, self.n_threads, N_TURNS, log=self.folder / "log.txt")
             for key in keys:
                 own = turns[turns["contestant"] == key["contestant"]]

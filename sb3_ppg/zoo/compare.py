@@ -69,7 +69,7 @@ class FromZoo:
         hyperparameters.pop("n_timesteps", None)  # of the entry, in place of which is the command's
         if self.algorithm.startswith("ppg"):
             manager._check_hyperparameters(hyperparameters)
-        return Contestant(self, described({"algorithm": self.algorithm, **hyperparameters, "env_kwargs": self.env_kwargs}))
+        return self, described({"algorithm": self.algorithm, **hyperparameters, "env_kwargs": self.env_kwargs})
 
 
 def main() -> None:
