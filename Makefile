@@ -75,7 +75,7 @@ dist: $(VENV)/.installed
 versions: $(VENV)/.installed
 	$(RUN) -m tests.versions $(PYTHONS)
 
-# Measures speed beside PPO, as ratios within one run: benchmarks/results/speed.md. Five minutes
+# Measures speed beside PPO, as ratios within one run: benchmarks/results/speed.md
 benchmark: $(VENV)/.installed
 	$(RUN) -m benchmarks.speed
 

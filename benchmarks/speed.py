@@ -2,7 +2,7 @@
 ``MlpPolicy``, LSTMs and masks: the policy phase's update and the rollouts against PPO, RecurrentPPO and MaskablePPO. Ratios of
 medians of five turns, taken alternately in one run, each contestant in a process of its own.
 
-    python -m benchmarks.speed    # five minutes; nothing else should run
+    python -m benchmarks.speed    # nothing else should run
 """
 
 import statistics
