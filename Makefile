@@ -75,7 +75,7 @@ dist: $(VENV)/.installed
 versions: $(VENV)/.installed
 	$(RUN) -m tests.versions $(PYTHONS)
 
-# Measures speed as ratios within one run: benchmarks/results/speed.md and speed.png. Half an hour
+# Measures speed beside PPO, as ratios within one run: benchmarks/results/speed.md
 benchmark: $(VENV)/.installed
 	$(RUN) -m benchmarks.speed
 

@@ -23,6 +23,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from sb3_ppg.comparison.runs import Outcome, Runs
+from sb3_ppg.comparison.workers import Measure, take_turns
 
 RESULTS = Path(__file__).parent / "results"
 Report = Mapping[str, str | Figure]  # pages and pictures, by file name
@@ -31,6 +32,12 @@ Report = Mapping[str, str | Figure]  # pages and pictures, by file name
 def defaults_of(function: Callable[..., Any]) -> dict[str, Any]:
     """Return the defaults of all parameters."""
     return {name: parameter.default for name, parameter in signature(function).parameters.items()}
+
+
+def measured(contestants: dict[str, tuple[Callable[..., Measure], tuple]], **options: Any) -> pd.DataFrame:
+    """Return what all turns but the first measured; the options are those of ``take_turns``."""
+    turns = take_turns(contestants, **options)
+    return turns[turns["turn"] > 0].dropna(axis="columns", how="all")
 
 
 @dataclass(frozen=True)

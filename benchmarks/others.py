@@ -28,8 +28,8 @@ from benchmarks.harness import RESULTS
 from benchmarks.scores import improvements, interquartile_means
 from sb3_ppg import PPG
 from sb3_ppg.comparison.report import VIEWS, Comparison, page, table
-from sb3_ppg.comparison.study import Budget, Study
-from sb3_ppg.comparison.training import Contestant, FromClass, described
+from sb3_ppg.comparison.study import Study
+from sb3_ppg.comparison.training import FromClass, described
 
 FOLDER, PACKAGES = RESULTS / "others", Path("logs/benchmarks/others").absolute()
 REQUIREMENTS = Path(__file__).with_name("others.txt")
@@ -92,8 +92,8 @@ def study(name: str, n_jobs: int = 1) -> Study:
         arguments = dict(policy=TASKS[name].policy, device="cpu")
         settings = described({"algorithm": algorithm, **arguments, "normalized": is_normalized, **TASKS[name]._asdict()})
         make = FromClass(algorithm, partial(make_env, name, is_normalized), arguments, 1)
-        contestants[contestant] = Contestant(make, settings)
-    return Study(TASKS[name].env_id, contestants, Budget(None, SECONDS, N_SEEDS, 20, n_jobs, 1), FOLDER / name)
+        contestants[contestant] = (make, settings)
+    return Study(TASKS[name].env_id, contestants, FOLDER / name, None, SECONDS, N_SEEDS, 20, n_jobs, 1)
 
 
 def install() -> None:

@@ -14,11 +14,10 @@ from typing import Any
 
 import pandas as pd
 
-from benchmarks.harness import Experiment, Report
+from benchmarks.harness import Experiment, Report, measured
 from benchmarks.scores import Task
 from benchmarks.suites.contestants import TASKS, Settings, entry, made
 from benchmarks.suites.experiment import Comparison
-from benchmarks.turns import measured
 from sb3_ppg.comparison.report import page
 from sb3_ppg.comparison.runs import Outcome, machine
 from sb3_ppg.comparison.study import short_hash

@@ -9,7 +9,6 @@ from gymnasium import spaces
 from sb3_contrib.common.maskable.buffers import MaskableDictRolloutBuffer, MaskableRolloutBuffer
 from sb3_contrib.common.maskable.distributions import MaskableDistribution, make_masked_proba_distribution
 from sb3_contrib.common.maskable.utils import get_action_masks, is_masking_supported
-from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
 from stable_baselines3.common.distributions import Distribution
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import MaybeCallback, PyTorchObs
@@ -38,7 +37,7 @@ class MaskablePhasicActorCriticPolicy(PhasicActorCriticPolicy):
     spaces, the masks of all leaves as ``sb3_ppg.actions.flat_masks`` returns them. None: no masks.
     """
 
-    algorithm: ClassVar[str] = "MaskablePPG"
+    algorithm = "MaskablePPG"
 
     def make_action_distribution(self) -> Distribution:
         if self.distribution_class is None and not isinstance(self.action_space, NESTED):
@@ -107,16 +106,8 @@ class MaskablePPG(PPG):
         "CnnPolicy": MaskablePhasicActorCriticCnnPolicy,
         "MultiInputPolicy": MaskableMultiInputPhasicActorCriticPolicy,
     }
-    rollout_buffer_classes: ClassVar[tuple[type[RolloutBuffer], type[DictRolloutBuffer]]] = (
-        MaskableRolloutBuffer,
-        MaskableDictRolloutBuffer,
-    )
-    action_spaces: ClassVar[tuple[type[spaces.Space], ...]] = (
-        spaces.Discrete,
-        spaces.MultiDiscrete,
-        spaces.MultiBinary,
-        *NESTED,
-    )
+    rollout_buffer_classes = (MaskableRolloutBuffer, MaskableDictRolloutBuffer)
+    action_spaces = (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary, *NESTED)
     policy: MaskablePhasicActorCriticPolicy
     rollout_buffer: MaskableRolloutBuffer
     _use_masking: bool = True  # while `learn` runs

@@ -6,7 +6,6 @@ from typing import Any, ClassVar
 import numpy as np
 import torch as th
 from sb3_contrib.common.recurrent.type_aliases import RNNStates
-from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import GymEnv, PyTorchObs, Schedule
 from stable_baselines3.common.vec_env import VecEnv
@@ -60,11 +59,8 @@ class RecurrentPPG(PPG):
         "CnnLstmPolicy": RecurrentPhasicActorCriticCnnPolicy,
         "MultiInputLstmPolicy": RecurrentMultiInputPhasicActorCriticPolicy,
     }
-    rollout_buffer_classes: ClassVar[tuple[type[RolloutBuffer], type[DictRolloutBuffer]]] = (
-        SequenceRolloutBuffer,
-        SequenceDictRolloutBuffer,
-    )
-    has_memory: ClassVar[bool] = True
+    rollout_buffer_classes = (SequenceRolloutBuffer, SequenceDictRolloutBuffer)
+    has_memory = True
     policy: RecurrentPhasicActorCriticPolicy
     rollout_buffer: SequenceRolloutBuffer
     _last_lstm_states: RNNStates  # before the next step
@@ -110,7 +106,6 @@ class RecurrentPPG(PPG):
         n_rollouts = max(made_from(self.replay_kwargs, RolloutReplay).n_rollouts.values())
         for n in range(1, n_rollouts + 1):
             self._check_sequences("batch_size", self.batch_size, math.ceil(self.batch_size / n))
-
         if hasattr(self, "objective") and self.objective.value_batch_size is not None:
             self._check_sequences("value_batch_size", self.objective.value_batch_size, self.objective.value_batch_size)
 

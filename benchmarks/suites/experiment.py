@@ -14,11 +14,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 from stable_baselines3.common.evaluation import evaluate_policy
 
-from benchmarks.harness import RESULTS, Experiment, Report
+from benchmarks.harness import RESULTS, Experiment, Report, measured
 from benchmarks.scores import MIN_SEEDS, Task, improvements, interquartile_means
 from benchmarks.suites.contestants import CONTESTANTS, LEADING, TASKS, Training, contestants_on
 from benchmarks.tables import COLORS, listed, machines
-from benchmarks.turns import measured
 from sb3_ppg.comparison.report import draw_seeds, finish, page, table
 from sb3_ppg.comparison.runs import Outcome, machine
 from sb3_ppg.comparison.scores import Scores

@@ -62,14 +62,14 @@ def compare(
     if not callable(env) and not isinstance(env, str):
         raise ArgumentError(f"`env`={env!r} cannot work: each training has its own, so use an ID or a function that makes one")
     with missing_extras_named():
-        from sb3_ppg.comparison.study import Budget, Study
-        from sb3_ppg.comparison.training import Contestant, FromClass, described
+        from sb3_ppg.comparison.study import Study
+        from sb3_ppg.comparison.training import FromClass, described
     check_value("n_envs", n_envs, count(1))
     makers = {}
     for name, one in contestants.items():
         algorithm, arguments = one if isinstance(one, tuple) else (one, {})
         settings = described({"algorithm": algorithm, **arguments, "env": env, "n_envs": n_envs})
-        makers[name] = Contestant(FromClass(algorithm, env, arguments, n_envs), settings)
-    budget = Budget(n_timesteps, seconds, n_seeds, n_eval_episodes, n_jobs, n_threads)
+        makers[name] = (FromClass(algorithm, env, arguments, n_envs), settings)
+    options = (Path(folder), n_timesteps, seconds, n_seeds, n_eval_episodes, n_jobs, n_threads)
     title = env if isinstance(env, str) else getattr(env, "__name__", "").replace("<lambda>", "") or "the environment"
-    return Study(title, makers, budget, Path(folder)).compare(target)
+    return Study(title, makers, *options).compare(target)

@@ -4,10 +4,9 @@ import hashlib
 import json
 import time
 from collections.abc import Mapping
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
 
 import pandas as pd
 
@@ -27,9 +26,17 @@ def short_hash(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
-class Budget(NamedTuple):
-    """The arguments of ``compare`` with these names."""
+@dataclass
+class Study:
+    """
+    A comparison whose files are in a folder; arguments that are not listed here are those of ``compare``.
 
+    :param title: name of the environment
+    """
+
+    title: str
+    contestants: Mapping[str, Contestant]
+    folder: Path
     n_timesteps: int | None
     seconds: float | None
     n_seeds: int
@@ -37,49 +44,41 @@ class Budget(NamedTuple):
     n_jobs: int
     n_threads: int
 
-
-class Study:
-    """
-    A comparison whose files are in a folder.
-
-    :param title: name of the environment
-    """
-
-    def __init__(self, title: str, contestants: Mapping[str, Contestant], budget: Budget, folder: Path) -> None:
-        if len(contestants) < 2:
-            raise ArgumentError(f"a comparison needs two contestants, and there are {len(contestants)}: {list(contestants)}")
-        if (budget.n_timesteps is None) == (budget.seconds is None):
+    def __post_init__(self) -> None:
+        if len(self.contestants) < 2:
+            names = list(self.contestants)
+            raise ArgumentError(f"a comparison needs two contestants, and there are {len(names)}: {names}")
+        if (self.n_timesteps is None) == (self.seconds is None):
             raise ArgumentError("a training needs a length: steps or seconds, and not both")
         for name in ("n_timesteps", "n_seeds", "n_jobs", "n_threads"):
-            if (value := getattr(budget, name)) is not None:
+            if (value := getattr(self, name)) is not None:
                 check_value(name, value, count(1))
-        self.title, self.contestants, self.budget, self.folder = title, contestants, budget, folder
-        limit = f"{budget.seconds:g} seconds" if budget.n_timesteps is None else f"{budget.n_timesteps} steps"
+        limit = f"{self.seconds:g} seconds" if self.n_timesteps is None else f"{self.n_timesteps} steps"
         self.keys = {
-            name: dict(contestant=name, limit=limit, settings=short_hash(json.dumps(one.settings, sort_keys=True)))
-            for name, one in contestants.items()
+            name: dict(contestant=name, limit=limit, settings=short_hash(json.dumps(settings, sort_keys=True)))
+            for name, (_, settings) in self.contestants.items()
         }
-        self.wanted = [{**key, "seed": seed} for seed in range(budget.n_seeds) for key in self.keys.values()]
-        self.runs = Runs(folder, "compare", self.wanted[0])
-        self.speeds = Runs(folder, "compare_speed", {**self.keys[next(iter(self.keys))], "n_threads": 1})
+        self.wanted = [{**key, "seed": seed} for seed in range(self.n_seeds) for key in self.keys.values()]
+        self.runs = Runs(self.folder, "compare", self.wanted[0])
+        self.speeds = Runs(self.folder, "compare_speed", {**self.keys[next(iter(self.keys))], "n_threads": 1})
 
     def compare(self, target: float | None = None) -> Comparison:
         """Measure, train what is missing, and write the report."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        measured = self.speed()
-        lengths = {name: self.length(measured.loc[name]) for name in self.contestants}
+        measured, n_episodes = self.speed(), self.n_eval_episodes
+        makers = {name: make for name, (make, _) in self.contestants.items()}
+        lengths = {name: self.length(measured.loc[name]) for name in makers}
+
+        def carry_out(run: Run, folder: Path) -> Outcome:
+            name = run["contestant"]
+            return train(makers[name], run["seed"], lengths[name], folder, n_episodes)
 
         def seconds(run: Run) -> float:
-            return (
-                measured.loc[run["contestant"], "compiling"]
-                + lengths[run["contestant"]] * measured.loc[run["contestant"], "seconds"] / 1e6
-            )
+            own = measured.loc[run["contestant"]]
+            return own["compiling"] + lengths[run["contestant"]] * own["seconds"] / 1e6
 
-        n_missing = len(self.runs.missing(self.wanted))
-        print(f"{len(self.wanted)} trainings, {n_missing} to carry out", flush=True)
-        makers = {name: one.make for name, one in self.contestants.items()}
-        work = partial(_train, makers, lengths, self.budget.n_eval_episodes)
-        self.runs.carry_out(self.wanted, work, self.folder / "log.txt", self.budget.n_jobs, self.budget.n_threads, seconds)
+        print(f"{len(self.wanted)} trainings, {len(self.runs.missing(self.wanted))} to carry out", flush=True)
+        self.runs.carry_out(self.wanted, carry_out, self.folder / "log.txt", self.n_jobs, self.n_threads, seconds)
         found = self.result(target)
         found.picture().savefig(self.folder / "compare.png")
         (self.folder / "compare.md").write_text(found.page())
@@ -89,30 +88,27 @@ class Study:
     def result(self, target: float | None = None) -> Comparison:
         """Return what has been measured."""
         curves = self.runs.curves().merge(pd.DataFrame(self.wanted))
-        settings = {name: one.settings for name, one in self.contestants.items()}
+        settings = {name: settings for name, (_, settings) in self.contestants.items()}
         return Comparison(self.title, self.runs.rows(self.wanted), curves, self.speed(), settings, target)
 
     def length(self, measured: "pd.Series[float]") -> int:
         """Return the number of steps of a training, given the contestant's speed."""
-        if self.budget.n_timesteps is not None:
-            return self.budget.n_timesteps
-        assert self.budget.seconds is not None
-        n_timesteps = int((self.budget.seconds - measured["compiling"]) / measured["seconds"] * 1e6)
+        if self.n_timesteps is not None:
+            return self.n_timesteps
+        assert self.seconds is not None
+        n_timesteps = int((self.seconds - measured["compiling"]) / measured["seconds"] * 1e6)
         if n_timesteps < 1:
-            raise ArgumentError(
-                f"{self.budget.seconds:g} seconds are too few: {measured['compiling']:.0f} pass with compiling"
-            )
+            raise ArgumentError(f"{self.seconds:g} seconds are too few: {measured['compiling']:.0f} pass with compiling")
         return n_timesteps
 
     def speed(self) -> pd.DataFrame:
         """Return the speed of each contestant, which is measured unless it is known."""
-        keys = [{**key, "n_threads": self.budget.n_threads} for key in self.keys.values()]
+        keys = [{**key, "n_threads": self.n_threads} for key in self.keys.values()]
         if self.speeds.missing(keys):
             print("Measuring the speed: nothing else should run", flush=True)
-            makers = {name: one.make for name, one in self.contestants.items()}
-            length = self.budget.n_timesteps or 1e9
-            contestants = {name: (_measurement, (make, length)) for name, make in makers.items()}
-            turns = take_turns(contestants, self.budget.n_threads, N_TURNS, log=self.folder / "log.txt")
+            length = self.n_timesteps or 1e9
+            contestants = {name: (_measurement, (make, length)) for name, (make, _) in self.contestants.items()}
+            turns = take_turns(contestants, self.n_threads, N_TURNS, log=self.folder / "log.txt")
             for key in keys:
                 own = turns[turns["contestant"] == key["contestant"]]
                 per_million, warm_up = own["seconds"].median(), own.iloc[0]
@@ -125,7 +121,3 @@ class Study:
 def _measurement(make: Make, length: float) -> Measure:
     with TemporaryDirectory() as folder:
         return speed(make(0, Path(folder)).model, length, time.perf_counter, SHORTEST_TURN)
-
-
-def _train(makers: Mapping[str, Make], lengths: Mapping[str, int], n_episodes: int, run: Run, folder: Path) -> Outcome:
-    return train(makers[run["contestant"]], run["seed"], lengths[run["contestant"]], folder, n_episodes)

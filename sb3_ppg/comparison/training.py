@@ -38,18 +38,7 @@ class Made(NamedTuple):
 
 
 Make = Callable[[int, Path], Made]  # from a seed and a folder for files
-
-
-class Contestant(NamedTuple):
-    """
-    One of the algorithms that are compared.
-
-    :param make: makes it
-    :param settings: everything that decides what it learns, except the seed
-    """
-
-    make: Make
-    settings: Mapping[str, Any]
+Contestant = tuple[Make, Mapping[str, Any]]  # with everything that decides what is learned, except the seed
 
 
 @dataclass(frozen=True)

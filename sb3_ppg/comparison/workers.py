@@ -113,12 +113,10 @@ def tell(fraction: float) -> None:
 # ---- turns ----
 
 
-def _prepare(make: Callable[..., Measure], arguments: tuple, warm_up: bool) -> dict[str, float]:
-    _prepared.append(make(*arguments))
-    return _measure() if warm_up else {}
-
-
-def _measure() -> dict[str, float]:
+def _measure(make: Callable[..., Measure] | None = None, arguments: tuple = ()) -> dict[str, float]:
+    """Measure in a worker; the first call makes what measures."""
+    if make is not None:
+        _prepared.append(make(*arguments))
     return _prepared[0]()
 
 
@@ -126,7 +124,6 @@ def take_turns(
     contestants: Mapping[str, tuple[Callable[..., Measure], tuple]],
     n_threads: int = 1,
     n_turns: int = 5,
-    warm_up: bool = True,
     log: str | Path = os.devnull,
 ) -> pd.DataFrame:
     """
@@ -134,15 +131,12 @@ def take_turns(
 
     :param contestants: by name, what makes a measurement, and its arguments
     :param n_threads: number of torch's threads
-    :param warm_up: whether turn 0 is in addition to the others, as a first time may take longer
+    :param n_turns: number of turns after turn 0, which may take longer
     :return: a row per turn and contestant, with what it measured
     """
     with ExitStack() as stack:
         workers = {name: stack.enter_context(Worker(n_threads, log)) for name in contestants}
-        rows = []
-        for name, (make, arguments) in contestants.items():
-            first = workers[name](_prepare, make, arguments, warm_up)
-            rows += [{"contestant": name, "turn": 0, **first}] if warm_up else []
+        rows = [{"contestant": name, "turn": 0, **worker(_measure, *contestants[name])} for name, worker in workers.items()]
         for turn in range(1, n_turns + 1):
             for name, worker in workers.items():
                 rows.append({"contestant": name, "turn": turn, **worker(_measure)})

@@ -17,7 +17,7 @@ from rl_zoo3 import ALGOS
 from rl_zoo3.utils import StoreDict
 from stable_baselines3.common.preprocessing import is_image_space
 
-from sb3_ppg.comparison.study import Budget, Study
+from sb3_ppg.comparison.study import Study
 from sb3_ppg.comparison.training import Contestant, Made, described
 from sb3_ppg.errors import ArgumentError, nearest
 from sb3_ppg.zoo.environments import check_is_registered
@@ -69,7 +69,7 @@ class FromZoo:
         hyperparameters.pop("n_timesteps", None)  # of the entry, in place of which is the command's
         if self.algorithm.startswith("ppg"):
             manager._check_hyperparameters(hyperparameters)
-        return Contestant(self, described({"algorithm": self.algorithm, **hyperparameters, "env_kwargs": self.env_kwargs}))
+        return self, described({"algorithm": self.algorithm, **hyperparameters, "env_kwargs": self.env_kwargs})
 
 
 def main() -> None:
@@ -112,8 +112,8 @@ def main() -> None:
         config = str(_defaults(args, algorithm, folder)) if args.defaults else configs.get(algorithm)
         options = (args.env_kwargs, args.vec_env, args.gym_packages, args.device)
         contestants[name] = FromZoo(algorithm, args.env, config, changes, *options).contestant()
-    budget = Budget(args.n_timesteps, args.seconds, args.seeds, args.eval_episodes, args.jobs, args.num_threads)
-    Study(args.env, contestants, budget, folder).compare(args.target)
+    budget = (args.n_timesteps, args.seconds, args.seeds, args.eval_episodes, args.jobs, args.num_threads)
+    Study(args.env, contestants, folder, *budget).compare(args.target)
 
 
 def _variant(words: Sequence[str]) -> tuple[str, tuple[str, dict[str, Any]]]:

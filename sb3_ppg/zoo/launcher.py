@@ -55,10 +55,7 @@ OWN_OPTIONS: dict[str, tuple[list[str], dict[str, Any]]] = {
     ),
     "--prior": (["train"], dict(help="agent that the policy stays near: a model's file or folder, or self, with -i MODEL")),
     "--dataset": (["train"], dict(help="with --algo bcq: Minari data set, HDF5 file, or a replay buffer's .pkl")),
-    "--epsilon": (
-        ["enjoy", "report"],
-        dict(type=float, default=0.0, help="probability of sampling an action"),
-    ),
+    "--epsilon": (["enjoy", "report"], dict(type=float, default=0.0, help="probability of sampling an action")),
 }
 # Errors that are shown without a traceback
 FILES = (FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError, PermissionError)
