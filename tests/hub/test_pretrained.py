@@ -24,19 +24,8 @@ from sb3_ppg.hub import from_pretrained, load_vec_normalize, save_pretrained
 from sb3_ppg.hub.pretrained import ARRAYS, DESCRIPTION, NOT_SHARED
 from sb3_ppg.hub.schema import Counters, Space, describe, make
 from sb3_ppg.protocols import COUNTERS
-from tests.helpers import NESTED, BatchNormExtractor, RandomEnv, image_space
-from tests.hub.small_models import (
-    BOX,
-    MODELS,
-    PHASE,
-    SMALL,
-    change,
-    honest,
-    normalized_rewards,
-    refused,
-    small_model,
-    write,
-)
+from tests.helpers import NESTED, SMALL, BatchNormExtractor, RandomEnv, image_space, normalized_rewards
+from tests.hub.small_models import BOX, MODELS, PHASE, change, honest, refused, small_model, write
 from tests.saving.small_models import numbers_of, same
 
 pytestmark = pytest.mark.slow
@@ -91,11 +80,13 @@ def test_others_can_read_the_files(small):
     assert {"policy.action_net.weight", "policy.optimizer.0.exp_avg"} <= safetensors.torch.load_file(small / ARRAYS).keys()
 
 
-def test_without_an_environment(small):
+def test_without_an_environment_and_normalization(small):
     model = from_pretrained(small, device="cpu")
     assert model.env is None and model.predict(np.zeros(3, np.float32))[0] in (0, 1)
     model.set_env(RandomEnv(BOX, spaces.Discrete(2)))
     model.learn(16)
+    with pytest.raises(ModelFormatError, match="trained without"):
+        load_vec_normalize(small)
 
 
 @pytest.mark.parametrize("n_stack", [0, 2])
@@ -220,16 +211,14 @@ def test_a_reward_normalizer_without_clipping(tmp_path):
 
 
 def test_arguments_that_only_work_with_the_environments_of_the_training(tmp_path):
-    """A model for eight environments can predict for one, as with SB3's zip files; ``learn()`` says what does not fit."""
+    """As with SB3's zip files, a model for eight environments predicts for one; ``learn()`` says what does not fit."""
     venv = DummyVecEnv([lambda: RandomEnv(BOX, spaces.Discrete(2))] * 8)
     model = PPG("MlpPolicy", venv, **SMALL, aux_batch_size=64)
     save_pretrained(model, tmp_path)
-    model.save(tmp_path / "model.zip")
-    one = RandomEnv(BOX, spaces.Discrete(2))
-    for loaded in (from_pretrained(tmp_path, one), PPG.load(tmp_path / "model.zip", one)):
-        loaded.predict(np.zeros(3, np.float32))
-        with pytest.raises(ArgumentError, match="aux_batch_size"):
-            loaded.learn(16)
+    loaded = from_pretrained(tmp_path, RandomEnv(BOX, spaces.Discrete(2)))
+    loaded.predict(np.zeros(3, np.float32))
+    with pytest.raises(ArgumentError, match="aux_batch_size"):
+        loaded.learn(16)
     from_pretrained(tmp_path, venv).learn(64)
 
 

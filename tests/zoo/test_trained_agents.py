@@ -3,7 +3,6 @@
 import itertools
 import os
 import re
-from pathlib import Path
 
 import pytest
 from huggingface_sb3 import EnvironmentName
@@ -11,9 +10,9 @@ from huggingface_sb3 import EnvironmentName
 from benchmarks import pretrained
 from benchmarks.starts import tuned_entries
 from benchmarks.suites.contestants import TASKS
-from sb3_ppg.zoo import ALGOS, patched, sharing
-from sb3_ppg.zoo.scripts import agent_parser, evaluate, load_agent
-from sb3_ppg.zoo.sharing import unpack, with_pretrained
+from sb3_ppg.zoo import ALGOS, patched
+from sb3_ppg.zoo.scripts import agent_parser, evaluate, is_deterministic, load_agent
+from sb3_ppg.zoo.sharing import unpack
 from tests.helpers import ROOT, run
 
 pytestmark = pytest.mark.slow
@@ -34,6 +33,10 @@ def test_an_agent_is_as_good_as_its_card_says(folder, tmp_path):
     with patched():
         evaluation = evaluate(load_agent(args)[0], args)
     assert evaluation.deterministic == deterministic
+    args.deterministic = True
+    assert is_deterministic(args)
+    args.stochastic = True
+    assert not is_deterministic(args)
     assert abs(evaluation.mean - mean) <= 4 * std / 5**0.5 + 1e-2
 
 
@@ -70,12 +73,6 @@ def test_the_commands(tmp_path):
     assert "Loading pretrained agent" in output and "the phase starts over" not in output
 
 
-def test_agents_of_the_working_folder_come_first(monkeypatch, tmp_path):
-    for folder in ("mine/ppg/CartPole-v1", "package/ppg/CartPole-v1"):
-        (tmp_path / folder).mkdir(parents=True)
-    taken = []
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sharing, "unpack", lambda source, *_: taken.append(source))
-    monkeypatch.setattr(sharing, "FOLDERS", [Path("mine"), Path("package")])
-    with_pretrained("-f", [])
-    assert taken == [Path("mine/ppg/CartPole-v1")]
+def test_agents_of_the_working_folder_come_first(tmp_path):
+    (tmp_path / "pretrained" / "ppg" / "CartPole-v1").mkdir(parents=True)
+    assert "pretrained/ppg/CartPole-v1 holds no model" in run("report", "--pretrained", cwd=tmp_path, fails=True)
