@@ -25,7 +25,7 @@ from sb3_ppg.hub.pretrained import DESCRIPTION
 from tests.helpers import (
     NESTED,
     SMALL,
-        RandomEnv,
+    RandomEnv,
     VectorRewardEnv,
     image_space,
     masked_envs,

@@ -1,11 +1,13 @@
 """Programs that tests start, and end by signals, and small settings of runs."""
 
+import importlib
 import os
 import signal
 import subprocess
 import sys
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from tests.helpers import ROOT
 
@@ -38,3 +40,40 @@ def output_of(started: subprocess.Popen) -> str:
 def end_of(started: subprocess.Popen) -> tuple[int, str]:
     """Wait for a program; return its exit status and its output."""
     return started.wait(timeout=150), output_of(started)
+
+
+def register_and_repair(results: Any) -> None:
+    """Compare what the Zoo's modules and classes consist of, and what else its scripts change, before and after."""
+    import rl_zoo3
+    from matplotlib import pyplot as plt
+
+    from sb3_ppg import MaskablePPG
+
+    names = "callbacks exp_manager hyperparams_opt load_from_hub train utils plots.plot_train".split()
+    modules = [rl_zoo3, *(importlib.import_module(f"rl_zoo3.{name}") for name in names), subprocess, plt]
+    owners = [*modules, MaskablePPG, *(one for module in modules for one in vars(module).values() if isinstance(one, type))]
+    tables = ("ALGOS", "HYPERPARAMS_SAMPLER", "HYPERPARAMS_CONVERTER")
+    plt.get_backend()  # which is chosen when it is first asked for
+
+    def state() -> dict:
+        found = {(owner, name): value for owner in owners for name, value in vars(owner).items()}
+        return found | {(table, name): value for table in tables for name, value in vars(rl_zoo3.exp_manager)[table].items()}
+
+    def changes(before: dict) -> set:
+        after = state()
+        return {key for key in before.keys() | after.keys() if before.get(key) is not after.get(key)}
+
+    before = state()
+    from sb3_ppg.zoo import ALGOS, patched, register
+
+    register()
+    managers = {(module, "ExperimentManager") for module in (rl_zoo3.exp_manager, rl_zoo3.train)}
+    assert changes(before) == managers | {(table, algo) for table in tables for algo in (*ALGOS, "bcq")}
+    registered = state()
+    register()
+    assert not changes(registered)
+    with patched():
+        assert len(changes(registered)) > 5
+        assert rl_zoo3.create_test_env is rl_zoo3.utils.create_test_env is not registered[rl_zoo3.utils, "create_test_env"]
+    assert not changes(registered)
+    results.put("done")

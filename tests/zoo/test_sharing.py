@@ -53,8 +53,17 @@ def commands_of(card: str) -> list[list[str]]:
     return [line.split("#")[0].split()[1:] for line in re.findall(r"^sb3-ppg .*", card, re.MULTILINE)]
 
 
-def snippets_of(card: str) -> list[str]:
-    return re.findall(r"```python\n(.*?)```", card, re.DOTALL)
+def follow(card: str, *options: str) -> tuple[list[str], list[str]]:
+    """Do what a card says, in a new folder that becomes the working folder; return its command that fetches, and snippets."""
+    Path("elsewhere").mkdir()
+    os.chdir("elsewhere")
+    fetch, enjoy = commands_of(card)
+    run(*fetch)
+    assert "Mean reward" in run(*enjoy, "--no-render", *options)
+    snippets = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
+    for snippet in snippets:
+        run_code(snippet)
+    return fetch, snippets
 
 
 def load_from_hub(*options: str, fails: bool = False) -> str:
@@ -92,17 +101,8 @@ def test_share_a_run_and_fetch_it(hub_server, folder):
     assert "replay.mp4" in card and "learning_curve.png" in card and "Mean return" in output
     assert "| environments in parallel | 2 |" in card and hub.load("me/ppg-CartPole-v1").n_envs == 2
 
-    elsewhere = folder / "elsewhere"
-    elsewhere.mkdir()
-    os.chdir(elsewhere)
-    fetch, enjoy = commands_of(card)
-    assert [fetch[0], enjoy[0]] == ["load_from_hub", "enjoy"]
-    run(*fetch)
-    assert "Mean reward" in run(*enjoy, "--no-render")
-    for snippet in snippets_of(card):
-        run_code(snippet)
-
-    fetched, original = elsewhere / "logs" / "ppg" / "CartPole-v1_1", folder / "logs" / "ppg" / "CartPole-v1_1"
+    fetch, _ = follow(card)
+    fetched, original = (place / "logs" / "ppg" / "CartPole-v1_1" for place in (folder / "elsewhere", folder))
     tensors = [everything(PPG.load(run_folder / "CartPole-v1.zip", device="cpu")) for run_folder in (original, fetched)]
     for one in tensors:
         del one["counters"]  # shared models have no rollouts of the present phase
@@ -119,9 +119,9 @@ def test_share_a_run_and_fetch_it(hub_server, folder):
     assert returns[0] == returns[1] and float(returns[0].split()[-1]) <= 9 and "Learning curve: none" in here
 
     run("train", "--env", "CartPole-v1", "-i", str(fetched / "CartPole-v1.zip"), "-n", "64", "--eval-freq", "-1", *SMALL)
-    assert (elsewhere / "logs" / "ppg" / "CartPole-v1_2" / "CartPole-v1.zip").exists()
+    assert fetched.with_name("CartPole-v1_2").joinpath("CartPole-v1.zip").exists()
     run(*fetch, "--exp-id", "1", "--force", "--revision", "main")
-    assert sorted(path.name for path in (elsewhere / "logs").iterdir()) == ["ppg"]  # nothing half-made is left
+    assert len(list(fetched.parent.iterdir())) == 2 and len(list(fetched.parent.parent.iterdir())) == 1  # nothing half-made
 
 
 @pytest.mark.parametrize(("algo", "env_id"), [("ppg_lstm", "CartPoleNoVel-v1"), ("ppg_mask", "InvalidActionsDiscrete-v0")])
@@ -134,16 +134,9 @@ def test_share_a_run_of_a_variant_and_fetch_it(hub_server, folder, algo, env_id)
     card = hub_server.files(f"me/{algo}-{env_id}")["README.md"].decode()
     assert type(hub.load(f"me/{algo}-{env_id}")).__name__ in card
 
-    (folder / "elsewhere").mkdir()
-    os.chdir(folder / "elsewhere")
-    fetch, enjoy = commands_of(card)
-    run(*fetch)
-    assert "Mean reward" in run(*enjoy, "--no-render", "-n", "200")
-    snippets = snippets_of(card)
+    _, snippets = follow(card, "-n", "200")
     assert len(snippets) == (algo == "ppg_lstm")  # the masks' environments are known to the commands alone
-    for snippet in snippets:
-        assert "episode_starts" in snippet
-        run_code(snippet)
+    assert all("episode_starts" in snippet for snippet in snippets)
     other = ("load_from_hub", "--env", env_id, "-orga", "me", "-name", f"{algo}-{env_id}")
     assert f"use --algo {algo}" in run(*other, fails=True)
 
