@@ -1,14 +1,12 @@
 """Several processes meet, agree, end and go on."""
 
 import importlib
-import multiprocessing
 import os
 import re
 import signal
 import sys
 import time
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +24,7 @@ from sb3_ppg.errors import NonFiniteError, ProcessGroupError, WorkerError
 from tests.distributed.several import free_port, in_processes
 from tests.distributed.test_processes import N_ENVS, N_STEPS, PHASE, make, random_env, shared_state
 from tests.helpers import run_in_a_new_process
-from tests.saving.small_models import everything, numbers_of, resumed, small
+from tests.saving.small_models import everything, numbers_of, resumed
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 ROLLOUT = N_STEPS * N_ENVS  # steps of one process
@@ -39,14 +37,13 @@ class InProcessOne(BaseCallback):
 
     def __init__(self, action, at_the_end: bool):
         super().__init__()
-        self.action, self.at_the_end, self.n_rollouts = action, at_the_end, 0
+        self.action, self.at_the_end = action, at_the_end
 
     def _on_step(self) -> bool:
         return rank() != 1 or self.at_the_end or self.n_calls != 5 or self.action(self.model)
 
     def _on_rollout_end(self) -> None:
-        self.n_rollouts += 1
-        if rank() == 1 and self.at_the_end and self.n_rollouts == 2:
+        if rank() == 1 and self.at_the_end and self.n_calls == 2 * N_STEPS:
             self.action(self.model)
 
 
@@ -248,19 +245,14 @@ def found(folder) -> list[dict[str, Any]]:
 
 
 @pytest.fixture
-def one_of_two(monkeypatch) -> Callable[..., None]:
+def one_of_two(monkeypatch) -> None:
     """Let this process be one of two, of which the other one does not start."""
-
-    def pretend(number: int, port: int | None = None) -> None:
-        monkeypatch.setenv("SB3_PPG_START_TIMEOUT", "1")
-        for name, value in dict(RANK=number, WORLD_SIZE=2, MASTER_ADDR="127.0.0.1", MASTER_PORT=port or free_port()).items():
-            monkeypatch.setenv(name, str(value))
-
-    return pretend
+    variables = dict(RANK=0, WORLD_SIZE=2, MASTER_ADDR="127.0.0.1", MASTER_PORT=free_port(), SB3_PPG_START_TIMEOUT=1)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, str(value))
 
 
 def test_a_process_without_the_others_says_so_when_its_time_is_over(one_of_two):
-    one_of_two(0)
     begin = time.perf_counter()
     with pytest.raises(ProcessGroupError, match="process 0 of 2 has not met the others within 0:00:01"), process_group():
         pass
@@ -268,7 +260,6 @@ def test_a_process_without_the_others_says_so_when_its_time_is_over(one_of_two):
 
 
 def test_processes_that_cannot_know_where_to_meet_do_not_train_alone(one_of_two, monkeypatch):
-    one_of_two(1)
     monkeypatch.delenv("MASTER_ADDR")
     with pytest.raises(ProcessGroupError, match="MASTER_ADDR"), process_group():
         pass
@@ -301,32 +292,5 @@ def test_torch_without_process_groups():
 
 
 def test_a_process_that_trains_alone_is_warned(one_of_two):
-    one_of_two(1)
     with pytest.warns(UserWarning, match=r"one of 2 processes, but it trains alone: put `with sb3_ppg.process_group\(\):`"):
         make().learn(PHASE)
-
-
-# ---- signals and errors, in one process ----
-
-
-def train_until_the_end(checkpoints: Path, reports: Any) -> None:
-    model = small()
-    reports.put("learns")
-    model.learn(10**9, callback=PhasicCheckpointCallback(10**6, checkpoints))
-
-
-def test_a_scheduler_that_ends_a_run_can_start_it_again(tmp_path):
-    """After SIGTERM the iteration is ended, the checkpoint saved, the exit status that of the signal."""
-    context = multiprocessing.get_context("forkserver")
-    reports = context.Queue()
-    run = context.Process(target=train_until_the_end, args=(tmp_path, reports))
-    run.start()
-    reports.get(timeout=60)
-    time.sleep(0.5)
-    run.terminate()
-    run.join(10)
-    assert run.exitcode == 128 + signal.SIGTERM
-    (checkpoint,) = tmp_path.glob("*.zip")
-    steps = int(checkpoint.name.split("_")[2])
-    assert steps > 0 and steps % 8 == 0 and aux_buffer_path(checkpoint).exists()
-    assert resumed(tmp_path).learn(80, reset_num_timesteps=False).num_timesteps == steps + 80

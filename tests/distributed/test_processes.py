@@ -256,18 +256,15 @@ def test_one_transfer_for_each_minibatch(found):
 
 
 class LayerDrop(BaseFeaturesExtractor):
-    """Two residual blocks of different sizes, one of which is left out at random."""
+    """Two layers, one of which is left out at random."""
 
     def __init__(self, observation_space):
         super().__init__(observation_space, 16)
-        self.first, self.one = nn.Linear(4, 16), nn.Linear(16, 16)
-        self.two = nn.Sequential(nn.Linear(16, 24), nn.Linear(24, 16))
+        self.layers = nn.ModuleList([nn.Linear(4, 16), nn.Linear(4, 16)])
 
     def forward(self, observations):
-        x = self.first(observations).relu()
-        if not self.training:
-            return x + self.one(x) + self.two(x)
-        return x + (self.one if th.rand(()) < 0.5 else self.two)(x)
+        kept = int(th.rand(()) < 0.5)
+        return sum(layer(observations) for n, layer in enumerate(self.layers) if n == kept or not self.training)
 
 
 def train_with_layers_left_out(folder: Path) -> tuple[list[float], str]:

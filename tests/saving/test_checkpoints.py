@@ -19,7 +19,6 @@ from stable_baselines3.common.vec_env import VecNormalize
 from sb3_ppg import (
     PPG,
     ArgumentError,
-    ModelFormatError,
     PhasicCallback,
     PhasicCheckpointCallback,
     aux_buffer_path,
@@ -177,16 +176,6 @@ def test_files_that_are_saved_within_an_auxiliary_phase_or_after_its_error_can_b
     assert len(loaded.aux_buffer) == (0 if error is None else 1)
 
 
-def test_files_of_two_runs_do_not_make_a_checkpoint(tmp_path):
-    """All their counters are equal."""
-    for run in ("a", "b"):
-        small(seed=ord(run)).learn(16, callback=PhasicCheckpointCallback(2, tmp_path / run))
-    model = PPG.load(latest_checkpoint(tmp_path / "a"), env=make_vec_env("CartPole-v1"), device="cpu")
-    with pytest.raises(ModelFormatError, match="does not belong to this model: its checkpoint is"):
-        model.load_aux_buffer(aux_buffer_path(latest_checkpoint(tmp_path / "b")))
-    model.load_aux_buffer(aux_buffer_path(latest_checkpoint(tmp_path / "a")))
-
-
 NOT_FINITE = {
     "weight": lambda model: next(model.policy.parameters()).data[0].fill_(np.nan),
     "moment": lambda model: next(iter(model.policy.optimizer.state.values()))["exp_avg"].fill_(np.inf),
@@ -197,7 +186,7 @@ NOT_FINITE = {
 
 @pytest.mark.parametrize("spoil", NOT_FINITE.values(), ids=NOT_FINITE)
 def test_a_state_that_is_not_finite_does_not_replace_a_checkpoint(tmp_path, spoil):
-    model = PPG("MlpPolicy", VecNormalize(make_vec_env("CartPole-v1")), n_steps=8, batch_size=8, seed=0, device="cpu")
+    model = small(env=VecNormalize(make_vec_env("CartPole-v1")))
     callback = PhasicCheckpointCallback(100, tmp_path, keep=1)
     model.learn(8 * 2, callback=callback)
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
@@ -253,14 +242,11 @@ def test_the_generators_are_where_they_were(tmp_path):
 
 def test_observations_on_a_disk_come_back_to_the_disk(tmp_path):
     """They are read one rollout after the other: memory may hold only one."""
-    space = spaces.Box(-1, 1, (20_000,))  # 640 kB in a rollout
-    storage = dict(storage="mmap", path=tmp_path / "disk")
-    arguments = dict(n_steps=8, batch_size=8, n_epochs=1, n_policy_iterations=20, n_aux_epochs=1, seed=0, device="cpu")
-    kwargs = dict(aux_buffer_kwargs=storage, policy_kwargs=dict(net_arch=[2]))
-    model = PPG("MlpPolicy", RandomEnv(space, spaces.Discrete(2)), **arguments, **kwargs)
-    model.learn(8 * 15, callback=PhasicCheckpointCallback(15, tmp_path))
+    env = RandomEnv(spaces.Box(-1, 1, (20_000,)), spaces.Discrete(2))  # 640 kB in a rollout
+    kwargs = dict(aux_buffer_kwargs=dict(storage="mmap", path=tmp_path / "disk"), policy_kwargs=dict(net_arch=[2]))
+    model = small(env=env, n_policy_iterations=20, **kwargs).learn(8 * 15, callback=PhasicCheckpointCallback(15, tmp_path))
     checkpoint = latest_checkpoint(tmp_path)
-    loaded = PPG.load(checkpoint, env=RandomEnv(space, spaces.Discrete(2)), device="cpu")
+    loaded = PPG.load(checkpoint, env=env, device="cpu")
     tracemalloc.start()
     loaded.load_aux_buffer(aux_buffer_path(checkpoint))
     _, peak = tracemalloc.get_traced_memory()

@@ -11,7 +11,7 @@ import torch as th
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecNormalize
 
-from sb3_ppg import PPG, ArgumentError, MaskablePPG, ModelFormatError
+from sb3_ppg import PPG, ArgumentError, MaskablePPG, ModelFormatError, PhasicCheckpointCallback
 from sb3_ppg.export import DeterministicPolicy
 from sb3_ppg.hub import save_pretrained
 from tests.helpers import masked_envs
@@ -36,8 +36,7 @@ def test_damaged_files_are_refused(tmp_path):
         damaged.write_bytes(one)
         with pytest.raises(ModelFormatError, match=r"damaged.npz"):
             model.load_aux_buffer(damaged)
-    for ours, theirs in zip(model.aux_buffer.rollouts, before, strict=True):
-        assert np.array_equal(ours.value_targets, theirs)
+    np.testing.assert_equal([one.value_targets for one in model.aux_buffer.rollouts], before)
     model.load_aux_buffer(path)
 
 
@@ -71,8 +70,7 @@ def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(name, value, m
     with pytest.raises(ModelFormatError, match=rf"buffer\.npz .*{message}"):
         model.load_aux_buffer(path)
     assert model.aux_buffer is before and generator_states() == states
-    for one, other in zip(numbers_of(model.get_vec_normalize_env()), numbers, strict=True):
-        assert np.array_equal(one, other)
+    np.testing.assert_equal(numbers_of(model.get_vec_normalize_env()), numbers)
 
 
 def test_another_kind_of_file_is_refused(tmp_path):
@@ -88,16 +86,24 @@ def test_another_kind_of_file_is_refused(tmp_path):
 @pytest.mark.parametrize(
     "other, message",
     [
-        (lambda: small().learn(8), "num timesteps is 16, the model's 8"),
-        (lambda: small(env=make_vec_env("CartPole-v1", 2), n_steps=4).learn(16), "n envs is 1, the model's 2"),
-        (lambda: small(MaskablePPG, env=masked_envs(), n_steps=4).learn(16), "algorithm is 'PPG', the model's 'MaskablePPG'"),
-        (lambda: small(env=VecNormalize(make_vec_env("CartPole-v1"))).learn(16), r"VecNormalize is \[\], .*obs_rms"),
+        (lambda _: small().learn(8), "num timesteps is 16, the model's 8"),
+        (lambda _: small(env=make_vec_env("CartPole-v1", 2), n_steps=4).learn(16), "n envs is 1, the model's 2"),
+        (
+            lambda _: small(MaskablePPG, env=masked_envs(), n_steps=4).learn(16),
+            "algorithm is 'PPG', the model's 'MaskablePPG'",
+        ),
+        (lambda _: small(env=VecNormalize(make_vec_env("CartPole-v1"))).learn(16), r"VecNormalize is \[\], .*obs_rms"),
+        # All its counters are equal
+        (
+            lambda folder: small().learn(16, callback=PhasicCheckpointCallback(2, folder)),
+            r"checkpoint is None, the model's \[",
+        ),
     ],
 )
 def test_another_models_file_is_refused(other, message, tmp_path):
     _, path = saved(tmp_path)
     with pytest.raises(ModelFormatError, match=f"buffer.npz does not belong to this model: its {message}"):
-        other().load_aux_buffer(path)
+        other(tmp_path / "checkpoints").load_aux_buffer(path)
 
 
 @pytest.mark.parametrize("name, value", [("replay_kwargs", dict(policy_rollouts=2)), ("aux_buffer_kwargs", dict(capacity=4))])
@@ -130,7 +136,7 @@ def test_statistics_of_each_normalisation_come_back(tmp_path):
     loaded.load_aux_buffer(tmp_path / "state.npz")
     assert model.env.venv.obs_rms.count > 100 and model.env.ret_rms.count > 100
     for ours, theirs in ((env.ret_rms, model.env.ret_rms), (env.venv.obs_rms, model.env.venv.obs_rms)):
-        assert np.array_equal(ours.mean, theirs.mean) and np.array_equal(ours.var, theirs.var) and ours.count == theirs.count
+        np.testing.assert_equal(vars(ours), vars(theirs))
     with pytest.raises(ModelFormatError, match=r"its VecNormalize is .*1/obs_rms.*, the model's \[\]"):
         PPG.load(tmp_path / "model.zip", env=env.venv.venv).load_aux_buffer(tmp_path / "state.npz")
     with pytest.raises(ArgumentError, match="wrapped in 2 VecNormalize"):
