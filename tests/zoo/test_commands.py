@@ -1,10 +1,11 @@
-"""RL Zoo's commands for trained agents as a user types them, with real files, and errors of all commands."""
+"""RL Zoo's commands for trained agents and BCQ as a user types them, with real files, and errors of all commands."""
 
 import errno
 import pickle
 import re
 import shutil
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import gymnasium as gym
@@ -15,16 +16,19 @@ import pytest
 import yaml
 from gymnasium.envs.classic_control import CartPoleEnv
 from gymnasium.envs.registration import EnvSpec
+from huggingface_hub import ModelCard
 from matplotlib import pyplot as plt
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
 import sb3_ppg
 from sb3_ppg import PPG
+from sb3_ppg.offline import BCQ, load_dataset
 from sb3_ppg.zoo import launcher
 from sb3_ppg.zoo.hyperparameters import hyperparameter_file
 from tests.helpers import ROOT, run, run_code
 from tests.zoo.programs import SMALL
+from tests.zoo.test_sharing import commands_of
 
 pytestmark = pytest.mark.slow
 
@@ -192,6 +196,71 @@ def test_runs_that_are_no_seeds_of_one_are_drawn_apart(trained, run_folder, tmp_
     assert (tmp_path / "c.svg").exists()
     run("plot_train", "-e", "MinAtar/Breakout-v1", "-f", "logs", "-w", "5", cwd=tmp_path)
     assert len(plt.figure("Training Episodic Reward").axes[0].lines) == 1
+
+
+# ---- record_dataset, BCQ ----
+
+BCQ_AGENT = ("--algo", "bcq", "--env", "Pendulum-v1")
+BCQ_SMALL = (*BCQ_AGENT, "-params", "policy_kwargs:dict(net_arch=[8],vae_net_arch=[8])", "n_play_samples:5")
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory) -> Iterator[Path]:
+    """A folder with an agent, a Minari store with its data, and a BCQ that has learned from it."""
+    folder = tmp_path_factory.mktemp("recorded")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MINARI_DATASETS_PATH", str(folder / "store"))
+        run("train", "--env", "Pendulum-v1", "-n", "64", "--eval-freq", "-1", *SMALL, cwd=folder)
+        options = ("--dataset", "pendulum/new-v0", "-n", "450", "--noise", "0.1", "--stochastic")
+        said = run("record_dataset", "--env", "Pendulum-v1", *options, cwd=folder)
+        assert "Recorded 450 steps as pendulum/new-v0: 3 episodes, mean return -" in said
+        options = ("-n", "30", "--eval-freq", "20", "--save-freq", "20", "--progress", "--seed", "0")
+        run("train", *BCQ_SMALL, "--dataset", "pendulum/new-v0", *options, cwd=folder)
+        yield folder
+
+
+def test_a_recording_has_the_agents_environment(recorded):
+    data = load_dataset("pendulum/new-v0")
+    assert data.ends.tolist() == [199, 399, 449] and not data.terminations.any()
+    np.testing.assert_allclose(data.observations[:, 0] ** 2 + data.observations[:, 1] ** 2, 1, atol=1e-5)  # not normalized
+
+
+def test_bcq_is_trained_continued_evaluated_and_recorded(recorded):
+    folder = recorded / "logs/bcq/Pendulum-v1_1"
+    assert "pendulum/new-v0" in (folder / "Pendulum-v1/config.yml").read_text()
+    assert BCQ.load(folder / "Pendulum-v1.zip").num_timesteps == 30
+    assert np.load(folder / "evaluations.npz")["timesteps"].tolist() == [20]
+    continued = ("-n", "10", "-i", str(folder / "Pendulum-v1.zip"))
+    run("train", *BCQ_SMALL, "--dataset", "pendulum/new-v0", *continued, cwd=recorded)
+    assert BCQ.load(recorded / "logs/bcq/Pendulum-v1_2/Pendulum-v1.zip")._n_updates == 40
+    said = run("report", *BCQ_AGENT, "--episodes", "1", cwd=recorded)  # its monitor file has no rows
+    assert "Mean return over 1 episodes" in said and "has no training episodes and no evaluations.npz" in said
+    run("enjoy", *BCQ_AGENT, "-n", "5", "--no-render", cwd=recorded)
+    run("record_video", *BCQ_AGENT, "-n", "5", cwd=recorded)
+    assert list((recorded / "logs/bcq/Pendulum-v1_2/videos").glob("*.mp4"))
+
+
+def test_bcq_is_shared_as_the_zoos_algorithms_are(recorded, hub_server, tmp_path):
+    """
+    An SB3 zip file, fetched by the card's own commands, acts as before. The Zoo itself imports a name that no longer exists,
+    and expects another error where there are no statistics of VecNormalize.
+    """
+    run("push_to_hub", *BCQ_AGENT, "-orga", "me", "-n", "20", "--exp-id", "1", cwd=recorded)
+    files = hub_server.files("me/bcq-Pendulum-v1")
+    assert {"bcq-Pendulum-v1.zip", "README.md", "replay.mp4"} <= set(files)
+    assert ModelCard(files["README.md"].decode()).data.eval_results[0].metric_type == "mean_reward"
+    fetch, enjoy, *_ = commands_of(files["README.md"].decode())
+    assert "TRUST_REMOTE_CODE" in run(*fetch, cwd=tmp_path, fails=True)
+    run(*fetch, cwd=tmp_path, TRUST_REMOTE_CODE="True")
+    assert "Mean reward" in run(*enjoy, "--no-render", "-n", "200", cwd=tmp_path)
+    report = ("report", *BCQ_AGENT, "--episodes", "2", "--exp-id", "1")
+    here, there = (re.search(r"Mean return.*", run(*report, cwd=folder))[0] for folder in (tmp_path, recorded))
+    assert here == there
+
+
+def test_bcq_is_searched(recorded):
+    options = "--dataset pendulum/new-v0 -optimize --n-trials 1 -n 10 --n-evaluations 1 --eval-episodes 1 --no-optim-plots"
+    assert "The best trial is number 0" in run("train", *BCQ_SMALL, *options.split(), cwd=recorded)
 
 
 # ---- the launcher ----
