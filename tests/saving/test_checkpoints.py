@@ -7,6 +7,7 @@ import tracemalloc
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -129,26 +130,16 @@ def test_a_model_is_saved_where_a_link_leads_and_stays_as_readable(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["latest.zip", "real.zip"]
 
 
-class CallsAt(PhasicCallback):
-    """
-    Calls a function at an event after the first twelve steps.
-
-    :param event: name of the callback's method
-    :param function: gets the model
-    """
-
-    def __init__(self, event: str, function):
-        super().__init__()
-        setattr(self, event, lambda: self.num_timesteps < 13 or function(self.model))
+def calls_at(event: str, function) -> PhasicCallback:
+    """Call a function with the model in a method of a callback, after the first twelve steps."""
+    callback = PhasicCallback()
+    setattr(callback, event, lambda: callback.num_timesteps < 13 or function(callback.model))
+    return callback
 
 
 def save_both(model: PPG, path: Path) -> None:
     model.save(path)
     model.save_aux_buffer(aux_buffer_path(path))
-
-
-def fail(error: BaseException, *_) -> None:
-    raise error
 
 
 @pytest.mark.parametrize(
@@ -164,10 +155,10 @@ def test_files_that_are_saved_within_an_auxiliary_phase_or_after_its_error_can_b
     """Without an error they repeat the phase; after one, the phase is over."""
     model, path = small(), tmp_path / "model.zip"
     if error is None:
-        model.learn(8 * 3, callback=CallsAt(event, partial(save_both, path=path)))
+        model.learn(8 * 3, callback=calls_at(event, partial(save_both, path=path)))
     else:
         with pytest.raises(type(error)):
-            model.learn(8 * 3, callback=CallsAt(event, partial(fail, error)))
+            model.learn(8 * 3, callback=calls_at(event, Mock(side_effect=error)))
         save_both(model, path)
     loaded = PPG.load(path, env=model.get_env(), device="cpu")
     loaded.load_aux_buffer(aux_buffer_path(path))
@@ -204,7 +195,7 @@ def test_an_error_amid_an_iteration_leaves_the_checkpoint_before_it(event, whole
     """RL Zoo also tells callbacks that such a training has ended."""
     callback, model = PhasicCheckpointCallback(1, tmp_path, keep=1), small()
     with pytest.raises(OSError):
-        model.learn(100, callback=[callback, CallsAt(event, partial(fail, OSError()))])
+        model.learn(100, callback=[callback, calls_at(event, Mock(side_effect=OSError))])
     callback.on_training_end()
     assert model.num_timesteps > whole and steps(tmp_path) == {whole}
     resumed(tmp_path).learn(8, reset_num_timesteps=False, callback=callback)

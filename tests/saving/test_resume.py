@@ -1,5 +1,6 @@
 """A run that is stopped or killed goes on as if nothing had happened."""
 
+import itertools
 import os
 import signal
 import time
@@ -12,7 +13,6 @@ import numpy as np
 import pytest
 import torch as th
 from gymnasium import spaces
-from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.utils import LinearSchedule
 from stable_baselines3.common.vec_env import VecNormalize
@@ -22,6 +22,7 @@ from sb3_ppg import (
     DrawnWeights,
     MaskablePPG,
     NormalizedRewardDictRolloutBuffer,
+    PhasicCallback,
     PhasicCheckpointCallback,
     RecurrentPPG,
     latest_checkpoint,
@@ -104,20 +105,11 @@ def make(setting: str) -> PPG:
     return arguments.pop("algorithm", PPG)(**arguments)
 
 
-class AtIteration(BaseCallback):
-    """Calls a function between two iterations."""
-
-    def __init__(self, iteration: int, do):
-        super().__init__()
-        self.iteration, self.do, self.n_rollouts = iteration, do, 0
-
-    def _on_step(self) -> bool:
-        return True
-
-    def _on_rollout_start(self) -> None:
-        if self.n_rollouts == self.iteration:
-            self.do(self.model)
-        self.n_rollouts += 1
+def at_iteration(iteration: int, do) -> PhasicCallback:
+    """Call a function with the model between two iterations."""
+    callback, numbers = PhasicCallback(), itertools.count()
+    callback._on_rollout_start = lambda: next(numbers) == iteration and do(callback.model)
+    return callback
 
 
 def reset_environments(model: PPG) -> None:
@@ -137,7 +129,7 @@ def go_on(folder: Path, setting: str, n_threads: int, results) -> None:
         fresh = make(setting)
         model = resumed(folder, fresh.env, type(fresh))
         model.env.seed(99)
-        callbacks = [PhasicCheckpointCallback(1, folder), AtIteration(next_stop - stop, stop_it)]
+        callbacks = [PhasicCheckpointCallback(1, folder), at_iteration(next_stop - stop, stop_it)]
         with suppress(KeyboardInterrupt):
             model.learn(N_ITERATIONS * ROLLOUT - model.num_timesteps, callback=callbacks, reset_num_timesteps=False)
     th.save(everything(model), folder / "end.pt")
@@ -149,9 +141,9 @@ def test_a_run_that_was_stopped_ends_where_it_would_have_ended(setting, tmp_path
     """Stopped at each position of a phase (of 3), in two phases, continued in a new process: parameter for parameter."""
     model = make(setting)
     start = everything(model)
-    model.learn(N_ITERATIONS * ROLLOUT, callback=[AtIteration(stop, reset_environments) for stop in STOPS])
+    model.learn(N_ITERATIONS * ROLLOUT, callback=[at_iteration(stop, reset_environments) for stop in STOPS])
     with pytest.raises(KeyboardInterrupt):
-        callbacks = [PhasicCheckpointCallback(1, tmp_path), AtIteration(STOPS[0], stop_it)]
+        callbacks = [PhasicCheckpointCallback(1, tmp_path), at_iteration(STOPS[0], stop_it)]
         make(setting).learn(N_ITERATIONS * ROLLOUT, callback=callbacks)
     run_in_a_new_process(go_on, tmp_path, setting, th.get_num_threads())
     expected, end = everything(model), th.load(tmp_path / "end.pt")
