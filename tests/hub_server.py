@@ -106,8 +106,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self.headers.get("Authorization") != f"Bearer {TOKEN}":
             return self._json({"error": "Invalid credentials"}, 401)
         exists = repo_id in self.hub.repositories
-        if not exists:
-            self.hub.repositories[repo_id] = Repository(private=request.get("visibility") == "private")
+        self.hub.repositories.setdefault(repo_id, Repository(private=request.get("visibility") == "private"))
         self._json({"url": f"{self.hub.url}/{repo_id}", "name": repo_id}, 409 if exists else 200)
 
     def branch(self, repo_id: str, name: str) -> None:
@@ -117,9 +116,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def info(self, repo_id: str, revision: str | None = None) -> None:
         sha, files = self._tree(repo_id, revision or "main")
-        siblings = [{"rfilename": name, "size": len(content)} for name, content in files.items()]
-        private = self.hub.repositories[repo_id].private
-        self._json({"id": repo_id, "modelId": repo_id, "sha": sha, "private": private, "siblings": siblings, "tags": []})
+        self._json({"id": repo_id, "sha": sha, "siblings": [{"rfilename": name} for name in files]})
 
     def tree(self, repo_id: str, revision: str) -> None:
         _, files = self._tree(repo_id, revision)

