@@ -159,21 +159,16 @@ def test_what_is_not_plain_data_is_named_and_given_again(tmp_path):
     policy_kwargs = dict(features_extractor_class=BatchNormExtractor)
     venv = VecNormalize(DummyVecEnv([lambda: RandomEnv(BOX, spaces.Discrete(2))]))
     model = PPG(Policy, venv, schedule, **SMALL, micro_batch_size=None, policy_kwargs=policy_kwargs).learn(16)
-    custom: dict[str, Any] = {}
-    for complaint, name, value in [
-        ("policy=<class .*Policy'>", "Policy", Policy),
-        ("learning_rate=<function", "schedule", schedule),
-        (r"policy_kwargs.features_extractor_class=<class .*BatchNorm", "BatchNormExtractor", BatchNormExtractor),
-    ]:
-        with pytest.raises(ModelFormatError, match=complaint):
-            save_pretrained(model, tmp_path, custom)
-        custom[name] = value
+    custom = {"Policy": Policy, "schedule": schedule, "extractor": BatchNormExtractor}
+    complaints = ("policy=<class", "learning_rate=<function", "policy_kwargs.features_extractor_class=<class .*BatchNorm")
     save_pretrained(model, tmp_path, custom)
-
-    for name in custom:
+    for name, complaint in zip(custom, complaints, strict=True):
+        others = {key: value for key, value in custom.items() if key != name}
+        with pytest.raises(ModelFormatError, match=complaint):
+            save_pretrained(model, tmp_path, others)
         for load in (from_pretrained, load_vec_normalize):
             with pytest.raises(ModelFormatError, match=f"custom_objects={{'{name}': ...}}"):
-                load(tmp_path, custom_objects={key: value for key, value in custom.items() if key != name})
+                load(tmp_path, custom_objects=others)
     np.testing.assert_equal(numbers_of(load_vec_normalize(tmp_path, custom_objects=custom)), numbers_of(venv))
     loaded = from_pretrained(tmp_path, RandomEnv(BOX, spaces.Discrete(2)), "cpu", custom_objects=custom)
     assert same(model, loaded)

@@ -2,10 +2,8 @@
 
 import importlib
 import os
-import signal
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +25,6 @@ def program(arguments: list[str], cwd: Path, *, start_new_session: bool = False,
             stdout=output,
             stderr=output,
             start_new_session=start_new_session,
-            preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # which shells ignore in the background
         )
     vars(started)["output"] = path
     return started

@@ -79,8 +79,7 @@ def test_optimize_and_train_a_trial_again(tmp_path):
     for chosen in (trial.user_attrs for trial in trials):
         assert 3 * 2 * chosen["n_steps"] * chosen["n_policy_iterations"] <= 600
     (report,) = (tmp_path / "logs" / "ppg").glob("report_CartPole-v1_*.csv")
-    for name in ("optimization_history", "param_importances"):
-        assert report.with_name(f"{report.stem}_{name}.png").exists() or f"There is no logs/ppg/{report.stem}_{name}" in output
+    assert report.with_name(f"{report.stem}_optimization_history.png").exists()
 
     (best, command) = re.search(r"The best trial is number (\d+); train it with: sb3-ppg (.*)", output).groups()
     assert "-n" not in shlex.split(command)

@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 from typing import ClassVar
+from unittest.mock import Mock, patch
 
 import gymnasium as gym
 import numpy as np
@@ -19,6 +20,7 @@ import torch as th
 import yaml
 from rl_zoo3.exp_manager import ExperimentManager
 from stable_baselines3 import PPO
+from stable_baselines3.common.callbacks import CheckpointCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.monitor import load_results
 
@@ -124,15 +126,8 @@ def test_every_command_knows_the_variants(algo, env_id, tmp_path):
 
 @pytest.mark.parametrize("cls", [PPG, PPO])
 def test_ctrl_c_saves_the_model_and_its_number_of_steps(cls, tmp_path, monkeypatch):
-    """``benchmark`` shows the number. Here the signal comes in the third rollout of 64 steps."""
-    train = cls.train
-
-    def interrupted(model):
-        if model.num_timesteps == 192:
-            raise KeyboardInterrupt
-        train(model)
-
-    monkeypatch.setattr(cls, "train", interrupted)
+    """``benchmark`` shows the number. Here the signal comes in the third update, each after 64 steps."""
+    monkeypatch.setattr(cls, "train", Mock(side_effect=[None, None, KeyboardInterrupt]))
     algo = cls.__name__.lower()
     small = ("-params", "n_envs:2", "n_steps:32", "batch_size:32", "n_epochs:1", "learning_rate:0.001", "clip_range:0.2")
     options = ("--env", "CartPole-v1", "-n", "20000", "--eval-freq", "-1", "--save-replay-buffer")
@@ -158,15 +153,14 @@ raise RuntimeError("an error")
     assert done.returncode == 1 and done.stderr.endswith("RuntimeError: an error\n")
 
 
+class Mine(CheckpointCallback):
+    def __init__(self):
+        super().__init__(save_freq=16, save_path="saved")
+
+
 def test_a_users_own_checkpoint_callback_is_kept(tmp_path):
-    (tmp_path / "mine.py").write_text(
-        "from stable_baselines3.common.callbacks import CheckpointCallback\n"
-        "class Mine(CheckpointCallback):\n"
-        "    def __init__(self):\n"
-        "        super().__init__(save_freq=16, save_path='saved')\n"
-    )
     options = ("--env", "CartPole-v1", "-n", "64", "--eval-freq", "-1")
-    run("train", *options, *SMALL, "callback:'mine.Mine'", cwd=tmp_path)
+    run("train", *options, *SMALL, f"callback:'{__name__}.Mine'", cwd=tmp_path)
     assert {path.name for path in (tmp_path / "saved").iterdir()} == {f"rl_model_{n}_steps.zip" for n in (32, 64)}
 
 
@@ -200,15 +194,16 @@ def test_two_commands_at_once_have_folders_of_their_own(tmp_path):
         make_run_folder(str(tmp_path / "logs" / "Mine-v1_1"))
 
 
-def test_only_a_run_with_these_options_is_resumed_and_only_when_its_process_has_ended(tmp_path, monkeypatch):
+def test_only_a_run_with_these_options_is_resumed_and_only_when_its_process_has_ended(tmp_path):
     """The newest one; and that with the seed of the command line, if it names one."""
     options, folders = {"n_timesteps": "100"}, [tmp_path / f"CartPole-v1_{number}" for number in (2, 9, 10)]
     for folder in folders:
         folder.mkdir()
 
-    def found(options):
+    def found(options, *arguments):
         """Not for long: the marker is closed when this returns, as when its process ends."""
-        run = unfinished_run(tmp_path, options)
+        with patch.object(sys, "argv", ["sb3-ppg", *arguments]):
+            run = unfinished_run(tmp_path, options)
         return run and (Path(run[0].name).parent, run[1])
 
     assert found(options) is None
@@ -224,18 +219,15 @@ def test_only_a_run_with_these_options_is_resumed_and_only_when_its_process_has_
     assert found(options) == (folders[0], 5)  # no run is resumed twice
     assert found({"n_timesteps": "200"}) is None
     resumed[0].close()
-    for seed, folder in ((5, folders[0]), (6, folders[1])):
-        monkeypatch.setattr(sys, "argv", ["sb3-ppg", "--seed", str(seed)])
-        assert found(options) == (folder, seed)
-    monkeypatch.setattr(sys, "argv", ["sb3-ppg", "--seed=7"])
-    assert found(options) is None
+    assert found(options, "--seed", "5") == (folders[0], 5) and found(options, "--seed", "6") == (folders[1], 6)
+    assert found(options, "--seed=7") is None
 
 
 class Kill(Exception):
     pass
 
 
-def test_a_run_resumes_whatever_the_kill_has_left(tmp_path, monkeypatch):
+def test_a_run_resumes_whatever_the_kill_has_left(tmp_path):
     """
     In the middle of its steps, with files that the Zoo was writing; after all of them, but before the last model. Each run has
     a folder of TensorBoard's of its own.
@@ -251,8 +243,7 @@ def test_a_run_resumes_whatever_the_kill_has_left(tmp_path, monkeypatch):
         train(model)
 
     def killed(owner, name: str) -> str:
-        with monkeypatch.context() as patch:
-            patch.setattr(owner, name, kill)
+        with patch.object(owner, name, kill):
             said = run(*command, "--seed", "3", "--resume", cwd=tmp_path, fails=True)
         gc.collect()  # closes the marker, as the end of a process does
         return said
