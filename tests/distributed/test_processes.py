@@ -15,15 +15,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
-from sb3_ppg import (
-    PPG,
-    ImpalaCNN,
-    MaskablePPG,
-    PhasicCheckpointCallback,
-    RecurrentPPG,
-    VectorRewards,
-    distributed,
-)
+from sb3_ppg import PPG, ImpalaCNN, MaskablePPG, PhasicCheckpointCallback, RecurrentPPG, VectorRewards, distributed
 from sb3_ppg.distributed import gather, n_processes, rank
 from sb3_ppg.errors import ProcessGroupError
 from sb3_ppg.family import with_preset

@@ -22,16 +22,7 @@ from sb3_ppg.errors import ModelFormatError
 from sb3_ppg.family import with_preset
 from sb3_ppg.hub import from_pretrained, save_pretrained
 from sb3_ppg.hub.pretrained import DESCRIPTION
-from tests.helpers import (
-    NESTED,
-    SMALL,
-    RandomEnv,
-    VectorRewardEnv,
-    image_space,
-    masked_envs,
-    normalized_rewards,
-    random_envs,
-)
+from tests.helpers import NESTED, SMALL, RandomEnv, VectorRewardEnv, image_space, masked_envs, normalized_rewards, random_envs
 
 BOX = spaces.Box(-2, 2, (3,), np.float32)
 DICT = spaces.Dict({"zebra": BOX, "ant": image_space(3, 36, 36), "mouse": spaces.Discrete(4)})

@@ -17,14 +17,7 @@ from stable_baselines3.common.callbacks import CallbackList, EvalCallback, Every
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecNormalize
 
-from sb3_ppg import (
-    PPG,
-    ArgumentError,
-    PhasicCallback,
-    PhasicCheckpointCallback,
-    aux_buffer_path,
-    latest_checkpoint,
-)
+from sb3_ppg import PPG, ArgumentError, PhasicCallback, PhasicCheckpointCallback, aux_buffer_path, latest_checkpoint
 from sb3_ppg.errors import NonFiniteError
 from tests.helpers import RandomEnv
 from tests.saving.small_models import resumed, same, saved, small
