@@ -4,7 +4,7 @@ import os
 import random
 import time
 import tracemalloc
-from functools import partial
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -19,7 +19,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 
 from sb3_ppg import PPG, ArgumentError, PhasicCallback, PhasicCheckpointCallback, aux_buffer_path, latest_checkpoint
 from sb3_ppg.errors import NonFiniteError
-from tests.helpers import RandomEnv
+from tests.helpers import RandomEnv, saved_and_loaded
 from tests.saving.small_models import resumed, same, saved, small
 
 pytestmark = pytest.mark.slow
@@ -130,11 +130,6 @@ def calls_at(event: str, function) -> PhasicCallback:
     return callback
 
 
-def save_both(model: PPG, path: Path) -> None:
-    model.save(path)
-    model.save_aux_buffer(aux_buffer_path(path))
-
-
 @pytest.mark.parametrize(
     ("event", "error"),
     [
@@ -146,15 +141,16 @@ def save_both(model: PPG, path: Path) -> None:
 )
 def test_files_that_are_saved_within_an_auxiliary_phase_or_after_its_error_can_be_read(event, error, tmp_path):
     """Without an error they repeat the phase; after one, the phase is over."""
-    model, path = small(), tmp_path / "model.zip"
-    if error is None:
-        model.learn(8 * 3, callback=calls_at(event, partial(save_both, path=path)))
-    else:
-        with pytest.raises(type(error)):
-            model.learn(8 * 3, callback=calls_at(event, Mock(side_effect=error)))
-        save_both(model, path)
-    loaded = PPG.load(path, env=model.get_env(), device="cpu")
-    loaded.load_aux_buffer(aux_buffer_path(path))
+    model, found = small(), []
+
+    def save(model: PPG) -> None:
+        found.append(saved_and_loaded(model, tmp_path, make_vec_env("CartPole-v1")))
+
+    with nullcontext() if error is None else pytest.raises(type(error)):
+        model.learn(8 * 3, callback=calls_at(event, save if error is None else Mock(side_effect=error)))
+    if error is not None:
+        save(model)
+    (loaded,) = found
     assert len(loaded.aux_buffer) == (loaded.n_policy_iterations if error is None else 0)
     loaded.learn(8, reset_num_timesteps=False)
     assert len(loaded.aux_buffer) == (0 if error is None else 1)

@@ -7,6 +7,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import rl_zoo3
+from matplotlib import pyplot as plt
+
+from sb3_ppg import MaskablePPG
 from tests.helpers import ROOT
 
 SMALL = "-params compile_updates:False n_envs:2 n_steps:32 batch_size:32 n_policy_iterations:2 aux_batch_size:32".split()
@@ -41,11 +45,6 @@ def end_of(started: subprocess.Popen) -> tuple[int, str]:
 
 def register_and_repair(results: Any) -> None:
     """Compare what the Zoo's modules and classes consist of, and what else its scripts change, before and after."""
-    import rl_zoo3
-    from matplotlib import pyplot as plt
-
-    from sb3_ppg import MaskablePPG
-
     names = "callbacks exp_manager hyperparams_opt load_from_hub train utils plots.plot_train".split()
     modules = [rl_zoo3, *(importlib.import_module(f"rl_zoo3.{name}") for name in names), subprocess, plt]
     owners = [*modules, MaskablePPG, *(one for module in modules for one in vars(module).values() if isinstance(one, type))]

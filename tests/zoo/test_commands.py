@@ -26,7 +26,7 @@ from sb3_ppg import PPG
 from sb3_ppg.offline import BCQ, load_dataset
 from sb3_ppg.zoo import launcher
 from sb3_ppg.zoo.hyperparameters import hyperparameter_file
-from tests.helpers import ROOT, run, run_code
+from tests.helpers import code_blocks, run, run_code
 from tests.zoo.programs import SMALL
 from tests.zoo.test_sharing import commands_of
 
@@ -39,7 +39,6 @@ def n_frames(video: Path) -> int:
 
 def test_train_uses_our_algorithm_and_our_hyperparameters(run_folder):
     """The model loads where the Zoo is not installed: none of its classes is pickled into it."""
-    assert {"CartPole-v1.zip", "best_model.zip", "evaluations.npz"} <= {path.name for path in run_folder.iterdir()}
     saved = yaml.load((run_folder / "CartPole-v1" / "config.yml").read_text(), Loader=yaml.UnsafeLoader)
     ours = yaml.safe_load(hyperparameter_file("ppg").read_text())["CartPole-v1"]
     given = {"aux_learning_rate": "lin_0.002", "n_value_epochs": 1, "value_learning_rate": "lin_0.004"}
@@ -309,7 +308,7 @@ def test_a_full_disk_is_one_line(number, is_said, monkeypatch):
 
 def test_scripts_of_the_page(tmp_path, capsys):
     """A file of the user's own imports the Zoo's scripts; the processes that they start know our algorithms."""
-    first, second = ((ROOT / "docs" / "guides" / "zoo.md").read_text().split("```python")[i].split("```")[0] for i in (1, 2))
+    first, second, *_ = code_blocks("docs/guides/zoo.md")
     arguments = ["mine.py", "--algo", "ppg", "--env", "CartPole-v1", "-n", "64", "--eval-freq", "-1", "-f", "logs", *SMALL]
     run_code(first.replace("train()", f"import sys; sys.argv = {arguments!r}; train()"), cwd=tmp_path)
     assert (tmp_path / "logs" / "ppg" / "CartPole-v1_1" / "CartPole-v1.zip").exists()

@@ -194,8 +194,7 @@ def two(tmp_path_factory) -> tuple[Path, list[tuple]]:
         (folder / name).mkdir()
     (folder / "process_1" / "mine").write_text("a file")
     (folder / "wandb.py").write_text(TRACKER)
-    page = (ROOT / "docs" / "distributed.md").read_text()
-    code, resumable = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    code, resumable = helpers.code_blocks("docs/distributed.md")
     codes = [code.replace("100_000", "2048"), *(resumable.replace("100_000", n) for n in ("4096", "8192"))]
     return folder, in_processes(all_of_these, folder, codes)
 
