@@ -31,13 +31,7 @@ def work(rank: int, size: int, port: int, folder: Path, task: Callable, argument
 
 
 def in_processes(task: Callable, folder: Path, *arguments: Any, size: int = 2) -> list[Any]:
-    """
-    Call a task in several processes, within a process group.
-
-    :param task: function of a module
-    :param folder: working folder of the processes
-    :return: the task's result in each process; an error in one fails the test
-    """
+    """Call a function of a module in several processes, in a process group and a folder; return what it returns in each."""
     port = free_port()
     with ProcessPoolExecutor(size, multiprocessing.get_context("forkserver")) as pool:
         return [*pool.map(work, range(size), *map(repeat, (size, port, folder, task, arguments)))]

@@ -206,7 +206,7 @@ def test_a_reward_normalizer_without_clipping(tmp_path):
 
 
 def test_arguments_that_only_work_with_the_environments_of_the_training(tmp_path):
-    """As with SB3's zip files, a model for eight environments predicts for one; ``learn()`` says what does not fit."""
+    """A model for eight environments predicts for one, as with SB3's zip files; ``learn()`` says what does not fit."""
     venv = DummyVecEnv([lambda: RandomEnv(BOX, spaces.Discrete(2))] * 8)
     model = PPG("MlpPolicy", venv, **SMALL, aux_batch_size=64)
     save_pretrained(model, tmp_path)

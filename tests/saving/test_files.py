@@ -11,6 +11,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -27,7 +28,6 @@ from tests.hub.watch import generator_states
 from tests.saving.small_models import everything, same, small
 
 pytestmark = pytest.mark.slow
-NEVER = (2**22 + 1, 2**22 + 2)  # numbers that no process has
 
 
 def test_a_file_appears_when_it_is_complete_and_on_the_disk(tmp_path, monkeypatch):
@@ -46,7 +46,8 @@ def test_a_file_appears_when_it_is_complete_and_on_the_disk(tmp_path, monkeypatc
 def test_leftovers_of_dead_processes_are_removed(tmp_path):
     """A file to which something was written lately may belong to a process of another machine."""
     with atomic_write(tmp_path / "model.zip") as temporary:
-        dead, recent, living = (temporary.name.replace(f"{os.getpid()}", f"{pid}") for pid in (*NEVER, os.getppid()))
+        numbers = (2**22 + 1, 2**22 + 2, os.getppid())  # the first two no process has
+        dead, recent, living = (temporary.name.replace(f"{os.getpid()}", f"{number}") for number in numbers)
         temporary.write_text("")
     for name in (dead, recent, living):
         (tmp_path / name).write_text("half, or somebody is writing it")
@@ -64,10 +65,6 @@ REFUSED = {
 }
 
 
-def refused(*args, **kwargs) -> None:
-    raise OSError(errno.EBUSY, "Device or resource busy")
-
-
 @pytest.mark.parametrize("what", REFUSED)
 def test_models_are_saved_where_the_system_refuses(what, tmp_path, monkeypatch):
     """Buckets and shared folders that are mounted do."""
@@ -76,7 +73,7 @@ def test_models_are_saved_where_the_system_refuses(what, tmp_path, monkeypatch):
     model.learn(8, reset_num_timesteps=False)
     with monkeypatch.context() as patched:
         for owner, name in REFUSED[what]:
-            patched.setattr(owner, name, refused)
+            patched.setattr(owner, name, Mock(side_effect=OSError(errno.EBUSY, "Device or resource busy")))
         model.save(tmp_path / "model")
     assert PPG.load(tmp_path / "model").num_timesteps == 16
     assert [path.name for path in tmp_path.iterdir()] == ["model.zip"]

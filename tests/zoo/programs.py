@@ -2,11 +2,13 @@
 
 import importlib
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import rl_zoo3
 from matplotlib import pyplot as plt
 
@@ -41,6 +43,23 @@ def output_of(started: subprocess.Popen) -> str:
 def end_of(started: subprocess.Popen) -> tuple[int, str]:
     """Wait for a program; return its exit status and its output."""
     return started.wait(timeout=150), output_of(started)
+
+
+class Deadly(gym.Wrapper):
+    """Kills its process once, that of a rank and after a number of steps that an environment variable has."""
+
+    n = 0
+
+    def step(self, action):
+        rank, n = os.environ["DEADLY"].split(":")
+        self.n += 1
+        if os.environ.get("RANK", "0") == rank and self.n == int(n) and not Path("died").exists():
+            Path("died").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return self.env.step(action)
+
+
+gym.register("Deadly-v0", lambda **kwargs: Deadly(gym.make("CartPole-v1", **kwargs)), max_episode_steps=500)
 
 
 def register_and_repair(results: Any) -> None:

@@ -7,6 +7,7 @@ import shutil
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import gymnasium as gym
 import imageio_ffmpeg
@@ -134,8 +135,7 @@ def test_benchmark(trained, tmp_path, monkeypatch, children_in_place):
     arguments = mine / "Mine-Pole-v0" / "args.yml"
     arguments.write_text(arguments.read_text().replace("- - env\n    - CartPole-v1", "- - env\n    - Mine/Pole-v0"))
     options = ("--log-dir", "elsewhere", "--benchmark-dir", "benchmarked", "-n", "300", "--no-hub", "--num-threads", "1")
-    output = run("benchmark", *options, cwd=tmp_path)
-    assert "Evaluating ppg on CartPole-v1" in output and "Evaluating ppo on CartPole-v1" in output
+    run("benchmark", *options, cwd=tmp_path)
     lines = (tmp_path / "benchmark.md").read_text().splitlines()
     rows = [[cell.strip() for cell in line.split("|")] for line in lines if "Pole-v" in line]
     assert sorted(row[1:3] for row in rows) == [["ppg", "CartPole-v1"], ["ppg", "Mine-Pole-v0"], ["ppo", "CartPole-v1"]]
@@ -299,16 +299,13 @@ def test_help_lists_the_scripts_and_our_options_before_the_zoos():
 
 @pytest.mark.parametrize(("number", "is_said"), [(errno.ENOSPC, True), (errno.EAGAIN, False)])
 def test_a_full_disk_is_one_line(number, is_said, monkeypatch):
-    def fail(*_):
-        raise OSError(number, "model.zip could not be written")
-
-    monkeypatch.setattr(launcher, "run", fail)
+    monkeypatch.setattr(launcher, "run", Mock(side_effect=OSError(number, "model.zip could not be written")))
     assert run("train", fails=True).endswith("could not be written") == is_said
 
 
 def test_scripts_of_the_page(tmp_path, capsys):
     """A file of the user's own imports the Zoo's scripts; the processes that they start know our algorithms."""
-    first, second, *_ = code_blocks("docs/guides/zoo.md")
+    first, second = code_blocks("docs/guides/zoo.md")
     arguments = ["mine.py", "--algo", "ppg", "--env", "CartPole-v1", "-n", "64", "--eval-freq", "-1", "-f", "logs", *SMALL]
     run_code(first.replace("train()", f"import sys; sys.argv = {arguments!r}; train()"), cwd=tmp_path)
     assert (tmp_path / "logs" / "ppg" / "CartPole-v1_1" / "CartPole-v1.zip").exists()

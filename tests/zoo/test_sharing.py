@@ -29,7 +29,7 @@ from sb3_ppg.zoo import ALGOS, patched
 from sb3_ppg.zoo.scripts import agent_parser, evaluate, is_deterministic, load_agent
 from sb3_ppg.zoo.sharing import MAX_BYTES, WRAPPERS, ZOO, Environment, Settings, unpack
 from tests.helpers import ROOT, run, run_code
-from tests.hub.small_models import malicious_zip, nested, small_model
+from tests.hub.small_models import honest, malicious_zip, nested, small_model, write
 from tests.hub.test_attack import changed_json
 from tests.hub.watch import watched
 from tests.zoo.programs import SMALL
@@ -37,12 +37,10 @@ from tests.zoo.programs import SMALL
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def repository(tmp_path_factory) -> Path:
     """A folder with a small model."""
-    folder = tmp_path_factory.mktemp("repository")
-    hub.save_pretrained(small_model(), folder)
-    return folder
+    return write(honest("settings").files, tmp_path_factory.mktemp("repository"))
 
 
 @pytest.fixture

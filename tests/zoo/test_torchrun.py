@@ -24,28 +24,10 @@ from tests.zoo.programs import end_of, program
 pytestmark = pytest.mark.slow
 TRAIN = ["-m", "sb3_ppg", "train", "--env", "CartPole-v1", "--seed", "3"]
 SMALL = "-params compile_updates:False n_envs:2 n_steps:16 batch_size:16 n_policy_iterations:3 aux_batch_size:16".split()
-# An environment whose process kills itself once, in a run of two, after so many steps
-DEADLY = """
-import os, signal
-import gymnasium as gym
-
-class Deadly(gym.Wrapper):
-    def step(self, action):
-        mark, rank, (victim, n) = "died", os.environ.get("RANK", "0"), os.environ["DEADLY"].split(":")
-        self.n = getattr(self, "n", 0) + 1
-        if rank == victim and self.n == int(n) and not os.path.exists(mark):
-            open(mark, "w").close()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return self.env.step(action)
-
-gym.register("Deadly-v0", lambda **kwargs: Deadly(gym.make("CartPole-v1", **kwargs)), max_episode_steps=500)
-"""
 
 
 def start(arguments: list[str], cwd: Path, *options: str, n: int = 2, **environment: str) -> subprocess.Popen:
-    rendezvous = () if {"--rdzv-endpoint", "--standalone"} & {*options} else ("--master-port", str(free_port()))
-    agent = ["-m", "torch.distributed.run", "--nproc-per-node", str(n), *rendezvous, *options]
-    return program([*agent, *arguments], cwd, **environment)
+    return program(["-m", "torch.distributed.run", "--nproc-per-node", str(n), *options, *arguments], cwd, **environment)
 
 
 def test_two_processes_are_one_run_that_goes_on_when_one_is_killed(tmp_path):
@@ -53,9 +35,8 @@ def test_two_processes_are_one_run_that_goes_on_when_one_is_killed(tmp_path):
     One folder, one evaluation, one log; monitor files of all environments; steps are those of all. ``--max-restarts`` needs no
     change to the command line, and keeps everything in the folder.
     """
-    (tmp_path / "deadly.py").write_text(DEADLY)
-    train = "-m sb3_ppg train --env Deadly-v0 --gym-packages deadly --eval-freq 96 --eval-episodes 1 --save-freq 64 --seed 3"
-    command = [*train.split(), "-n", "576", *SMALL, "normalize:True"]
+    options = "--env Deadly-v0 --gym-packages tests.zoo.programs --eval-freq 96 --eval-episodes 1 --save-freq 64 --seed 3"
+    command = ["-m", "sb3_ppg", "train", *options.split(), "-n", "576", *SMALL, "normalize:True"]
     code, output = end_of(start(command, tmp_path, "--standalone", "--max-restarts", "1", DEADLY="1:100"))
     assert code == 0, output
     (run,) = (tmp_path / "logs" / "ppg").iterdir()

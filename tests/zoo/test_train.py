@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import ClassVar
 from unittest.mock import Mock, patch
@@ -45,9 +44,7 @@ def test_training_goes_on_exactly(tmp_path):
     resume = (*options, "--continue", "-i", str(first / "CartPole-v1.zip"))
     outputs = [run(*resume, "-n", "384", "-f", folder, *SMALL, cwd=tmp_path) for folder in ("second", "third")]
     assert all("Going on after 192 steps" in output and "CartPole-v1.aux_buffer.npz" in output for output in outputs)
-    models = [
-        PPG.load(tmp_path / folder / "ppg/CartPole-v1_1/CartPole-v1.zip", device="cpu") for folder in ("second", "third")
-    ]
+    models = [PPG.load(tmp_path / f"{folder}/ppg/CartPole-v1_1/CartPole-v1.zip") for folder in ("second", "third")]
     for model in models:
         assert model.num_timesteps == 384 and model.n_aux_phases == 3
         assert model.policy.optimizer.param_groups[0]["lr"] == 0  # which the file's schedule decreases to the end
@@ -229,8 +226,8 @@ class Kill(Exception):
 
 def test_a_run_resumes_whatever_the_kill_has_left(tmp_path):
     """
-    In the middle of its steps, with files that the Zoo was writing; after all of them, but before the last model. Each run has
-    a folder of TensorBoard's of its own.
+    One kill comes amid its steps, with files that the Zoo was writing, another after all steps, but before the last model. Each
+    run has a folder of TensorBoard's of its own.
     """
     options = "-n 64 --save-freq 32 --eval-freq 32 --eval-episodes 1 --tensorboard-log tb --log-interval 1 -params n_envs:2"
     options += " n_steps:16 batch_size:16 normalize:True compile_updates:False"
@@ -297,9 +294,6 @@ def test_a_signal_to_the_workers_too_ends_between_two_iterations(tmp_path):
     (checkpoint,) = folder.glob("rl_model_*_steps.zip")
     n_steps = int(checkpoint.name.split("_")[2])
     assert n_steps % 32 == 0 and (folder / MARKER).exists() and (folder / f"rl_model_{n_steps}_steps.aux_buffer.npz").exists()
-    end = time.monotonic() + 10
     with pytest.raises(ProcessLookupError):  # no worker is left
-        while time.monotonic() < end:
-            os.killpg(started.pid, 0)
-            time.sleep(0.1)
+        wait_for(lambda: os.killpg(started.pid, 0), 10)
     assert 0 < load_results(str(folder))["l"].sum() <= n_steps
