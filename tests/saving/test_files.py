@@ -200,9 +200,7 @@ def test_a_users_class_is_loaded_by_itself(model_file, tmp_path):
 def test_what_to_do_with_a_file_of_ppo_works(tmp_path):
     ppo = PPO("MlpPolicy", "CartPole-v1", n_steps=8, batch_size=8)
     ppo.save(tmp_path / "ppo.zip")
-    with pytest.raises(
-        ModelFormatError, match=r"ppo\.zip is another class's file: no algorithm of sb3_ppg saved it"
-    ) as caught:
+    with pytest.raises(ModelFormatError, match=r"ppo\.zip is another class's file: no algorithm of sb3_ppg") as caught:
         PPG.load(tmp_path / "ppo")
     assert "model.policy.load_state_dict(PPO.load(path).policy.state_dict()" in str(caught.value)
     observations = np.random.default_rng(0).normal(size=(20, 4))
@@ -241,16 +239,15 @@ def test_loading_leaves_the_generators_alone_unless_asked(model_file, monkeypatc
 
 
 def test_newer_files_are_refused(tmp_path, monkeypatch):
-    model, newer = small().learn(8), r"newer\.{} has version 2 of its format, this sb3_ppg reads 1"
+    model = small().learn(8)
     with monkeypatch.context() as patched:
         for module in ("files", "training_state"):
             patched.setattr(f"sb3_ppg.saving.{module}.FORMAT_VERSION", 2)
         model.save(tmp_path / "newer.zip")
         model.save_aux_buffer(tmp_path / "newer.npz")
-    with pytest.raises(ModelFormatError, match=newer.format("zip")):
-        PPG.load(tmp_path / "newer.zip")
-    with pytest.raises(ModelFormatError, match=newer.format("npz")):
-        model.load_aux_buffer(tmp_path / "newer.npz")
+    for load, name in ((PPG.load, "newer.zip"), (model.load_aux_buffer, "newer.npz")):
+        with pytest.raises(ModelFormatError, match=f"{name} has version 2 of its format, this sb3_ppg reads 1"):
+            load(tmp_path / name)
     with pytest.raises(FileNotFoundError):
         PPG.load(tmp_path / "none.zip")
 
