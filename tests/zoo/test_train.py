@@ -226,8 +226,8 @@ class Kill(Exception):
 
 def test_a_run_resumes_whatever_the_kill_has_left(tmp_path):
     """
-    One kill comes amid its steps, with files that the Zoo was writing, another after all steps, before the last model. Each run
-    has a folder of TensorBoard's of its own.
+    One kill comes amid its steps, with files that the Zoo was writing, another after all steps, before the last model. Each
+    run has a folder of TensorBoard's of its own.
     """
     options = "-n 64 --save-freq 32 --eval-freq 32 --eval-episodes 1 --tensorboard-log tb --log-interval 1 -params n_envs:2"
     options += " n_steps:16 batch_size:16 normalize:True compile_updates:False"
