@@ -26,6 +26,7 @@ from sb3_ppg.hub.schema import Counters, Space, describe, make
 from sb3_ppg.protocols import COUNTERS
 from tests.helpers import NESTED, SMALL, BatchNormExtractor, RandomEnv, image_space, normalized_rewards
 from tests.hub.small_models import BOX, MODELS, PHASE, change, honest, refused, small_model, write
+from tests.hub.watch import generator_states
 from tests.saving.small_models import numbers_of, same
 
 pytestmark = pytest.mark.slow
@@ -103,7 +104,9 @@ def test_normalization_comes_with_the_model(n_stack, tmp_path):
             from_pretrained(tmp_path, environments(lambda venv: venv))
         loaded = from_pretrained(tmp_path, environments(partial(load_vec_normalize, tmp_path)))
     else:
+        before = generator_states()
         loaded = from_pretrained(tmp_path, "Pendulum-v1")
+        assert generator_states() == before  # although SB3 draws a seed for the environments that it makes
     one, other = model.get_vec_normalize_env(), loaded.get_vec_normalize_env()
     np.testing.assert_equal(numbers_of(other), numbers_of(one))
     settings = (other.gamma, other.clip_obs, other.clip_reward, other.norm_reward, other.training)

@@ -302,7 +302,7 @@ def test_a_file_does_not_start_a_compiler(copied, monkeypatch):
 
 
 def test_loading_leaves_the_global_generators_alone(copied):
-    """Also in many threads, and for an environment, around which vectorized ones draw seeds."""
+    """Also in many threads."""
     before = generator_states()
     from_pretrained(copied, RandomEnv(BOX, spaces.Discrete(2)))
     with ThreadPoolExecutor(4) as threads:
