@@ -5,11 +5,9 @@ import hashlib
 import json
 import os
 import re
-import socket
 import threading
 import uuid
 from collections.abc import Callable
-from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -42,7 +40,6 @@ class HubServer:
     def __init__(self, port: int = 0) -> None:
         self.repositories: dict[str, Repository] = {}
         self.break_off: str | None = None
-        self.connections: set[socket.socket] = set()
         handler = type("Handler", (_Handler,), {"hub": self})
         self.server = ThreadingHTTPServer(("127.0.0.1", port), handler)
         self.url = f"http://127.0.0.1:{self.server.server_port}"
@@ -55,45 +52,27 @@ class HubServer:
         self.stop()
 
     def stop(self) -> None:
-        """Close all connections, and refuse new ones."""
         self.server.shutdown()
         self.server.server_close()
-        for connection in list(self.connections):
-            with suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
 
-    def files(self, repo_id: str, branch: str = "main") -> dict[str, bytes]:
+    def files(self, repo_id: str) -> dict[str, bytes]:
         """Files of a repository by name."""
         repository = self.repositories[repo_id]
-        return repository.commits[repository.branches[branch]]
+        return repository.commits[repository.branches["main"]]
 
 
 class _Handler(BaseHTTPRequestHandler):
+    """Answers one request of each connection, as HTTP 1.0 does."""
+
     hub: HubServer
-    protocol_version = "HTTP/1.1"
-
-    def setup(self) -> None:
-        super().setup()
-        self.hub.connections.add(self.connection)
-
-    def finish(self) -> None:
-        self.hub.connections.discard(self.connection)
-        super().finish()
-
-    def do_GET(self) -> None:
-        self._dispatch()
-
-    do_HEAD = do_POST = do_GET
 
     def log_message(self, *_: Any) -> None:
         pass
 
-    def _dispatch(self) -> None:
+    def do_GET(self) -> None:
         path = unquote(urlsplit(self.path).path)
         self.body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         if self.hub.break_off and re.search(self.hub.break_off, path):
-            self.close_connection = True
-            self.connection.close()
             return
         try:
             for method, pattern, answer in ROUTES:
@@ -103,6 +82,8 @@ class _Handler(BaseHTTPRequestHandler):
             raise LookupError("no such route")
         except LookupError as error:
             self._answer(404, b"", {"X-Error-Code": str(error), "X-Error-Message": str(error)})
+
+    do_HEAD = do_POST = do_GET
 
     def _repository(self, repo_id: str) -> Repository:
         repository = self.hub.repositories.get(repo_id)
@@ -125,8 +106,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self.headers.get("Authorization") != f"Bearer {TOKEN}":
             return self._json({"error": "Invalid credentials"}, 401)
         exists = repo_id in self.hub.repositories
-        if not exists:
-            self.hub.repositories[repo_id] = Repository(private=request.get("visibility") == "private")
+        self.hub.repositories.setdefault(repo_id, Repository(private=request.get("visibility") == "private"))
         self._json({"url": f"{self.hub.url}/{repo_id}", "name": repo_id}, 409 if exists else 200)
 
     def branch(self, repo_id: str, name: str) -> None:
@@ -136,9 +116,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def info(self, repo_id: str, revision: str | None = None) -> None:
         sha, files = self._tree(repo_id, revision or "main")
-        siblings = [{"rfilename": name, "size": len(content)} for name, content in files.items()]
-        private = self.hub.repositories[repo_id].private
-        self._json({"id": repo_id, "modelId": repo_id, "sha": sha, "private": private, "siblings": siblings, "tags": []})
+        self._json({"id": repo_id, "sha": sha, "siblings": [{"rfilename": name} for name in files]})
 
     def tree(self, repo_id: str, revision: str) -> None:
         _, files = self._tree(repo_id, revision)
@@ -154,9 +132,6 @@ class _Handler(BaseHTTPRequestHandler):
             raise LookupError("EntryNotFound")
         etag = hashlib.sha256(files[path]).hexdigest()
         self._answer(200, files[path], {"X-Repo-Commit": sha, "ETag": f'"{etag}"', "Content-Type": "application/octet-stream"})
-
-    def validate_yaml(self) -> None:
-        self._json({"errors": [], "warnings": []})
 
     def preupload(self, repo_id: str, revision: str) -> None:
         files = [{**file, "uploadMode": "regular", "shouldIgnore": False} for file in json.loads(self.body)["files"]]
@@ -191,7 +166,7 @@ class _Handler(BaseHTTPRequestHandler):
 ID = r"(?P<repo_id>[^/]+/[^/]+)"
 ROUTES: list[tuple[str, str, Callable[..., None]]] = [
     ("POST", "/api/repos/create", _Handler.create),
-    ("POST", "/api/validate-yaml", _Handler.validate_yaml),
+    ("POST", "/api/validate-yaml", lambda handler: handler._json({"errors": [], "warnings": []})),
     ("POST", f"/api/models/{ID}/preupload/(?P<revision>[^/]+)", _Handler.preupload),
     ("POST", f"/api/models/{ID}/commit/(?P<revision>[^/]+)", _Handler.commit),
     ("POST", f"/api/models/{ID}/branch/(?P<name>[^/]+)", _Handler.branch),

@@ -3,7 +3,7 @@
 import json
 import tempfile
 from collections.abc import Callable
-from functools import cache, reduce
+from functools import cache, partial, reduce
 from operator import getitem
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,136 +12,97 @@ import numpy as np
 import pytest
 import torch as th
 from gymnasium import spaces
+from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
 from stable_baselines3.common.utils import LinearSchedule
-from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize
+from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
-from sb3_ppg import (
-    PPG,
-    ImpalaCNN,
-    MaskablePPG,
-    NormalizedRewardRolloutBuffer,
-    RecurrentPPG,
-    RewardNormalizer,
-    VectorRewards,
-    hub,
-)
+from sb3_ppg import PPG, ImpalaCNN, MaskablePPG, RecurrentPPG, VectorRewards
 from sb3_ppg.errors import ModelFormatError
 from sb3_ppg.family import with_preset
 from sb3_ppg.hub import from_pretrained, save_pretrained
 from sb3_ppg.hub.pretrained import DESCRIPTION
-from tests.helpers import NESTED, MaskedEnv, RandomEnv, VectorRewardEnv, image_space
-from tests.hub_server import HubServer
+from tests.helpers import NESTED, SMALL, RandomEnv, VectorRewardEnv, image_space, masked_envs, normalized_rewards, random_envs
 
-SMALL = dict(n_steps=8, batch_size=8, n_epochs=1, n_policy_iterations=2, n_aux_epochs=1, seed=0, device="cpu")
 BOX = spaces.Box(-2, 2, (3,), np.float32)
 DICT = spaces.Dict({"zebra": BOX, "ant": image_space(3, 36, 36), "mouse": spaces.Discrete(4)})
 TINY: dict[str, Any] = dict(net_arch=[4])
 PHASE = 32  # steps of two environments
 
-
-def random_envs(observations: spaces.Space, actions: spaces.Space) -> Callable[[], VecEnv]:
-    return lambda: DummyVecEnv([lambda: RandomEnv(observations, actions)] * 2)
-
-
-def optimized(cls: type[th.optim.Optimizer], **kwargs: Any) -> dict[str, Any]:
-    return dict(optimizer_class=cls, optimizer_kwargs=kwargs)
-
-
-def normalized_rewards(**arguments: Any) -> dict[str, Any]:
-    kwargs = dict(reward_normalizer=RewardNormalizer(**arguments))
-    return dict(rollout_buffer_class=NormalizedRewardRolloutBuffer, rollout_buffer_kwargs=kwargs)
-
-
 # Together they have every kind of space, optimizer, buffer and network
-MODELS: dict[str, tuple[type[PPG], str, Callable[[], VecEnv], dict[str, Any]]] = {
-    "settings": (
-        PPG,
-        "MlpPolicy",
-        random_envs(BOX, spaces.Discrete(2)),
-        dict(
-            learning_rate=LinearSchedule(1e-3, 1e-5, 0.5),
-            aux_learning_rate=LinearSchedule(1e-4, 0.0, 1.0),
-            value_learning_rate=LinearSchedule(2e-4, 0.0, 1.0),
-            clip_range_vf=0.3,
-            n_value_epochs=1,
-            target_kl=5.0,
-            policy_kwargs=dict(
-                net_arch=dict(pi=[8, 4], vf=[16]),
-                activation_fn=th.nn.ELU,
-                **optimized(th.optim.AdamW, eps=1e-7, betas=(0.8, 0.99)),
-            ),
+MODELS: dict[str, dict[str, Any]] = {
+    "settings": dict(
+        env=partial(random_envs, BOX, spaces.Discrete(2)),
+        learning_rate=LinearSchedule(1e-3, 1e-5, 0.5),
+        aux_learning_rate=LinearSchedule(1e-4, 0.0, 1.0),
+        value_learning_rate=LinearSchedule(2e-4, 0.0, 1.0),
+        clip_range_vf=0.3,
+        n_value_epochs=1,
+        target_kl=5.0,
+        policy_kwargs=dict(
+            net_arch=dict(pi=[8, 4], vf=[16]),
+            activation_fn=th.nn.ELU,
+            optimizer_class=th.optim.AdamW,
+            optimizer_kwargs=dict(eps=1e-7, betas=(0.8, 0.99)),
         ),
     ),
-    "squashed": (
-        PPG,
-        "MlpPolicy",
-        random_envs(BOX, spaces.Box(np.array([-1, -2], np.float32), np.array([1, 5], np.float32))),
-        dict(use_sde=True, policy_kwargs=dict(TINY, squash_output=True, use_expln=True, optimizer_kwargs=dict(amsgrad=True))),
+    "squashed": dict(
+        env=partial(random_envs, BOX, spaces.Box(np.float32([-1, -2]), np.float32([1, 5]))),
+        use_sde=True,
+        policy_kwargs=dict(TINY, squash_output=True, use_expln=True, optimizer_kwargs=dict(amsgrad=True)),
     ),
-    "LSTMs": (
-        RecurrentPPG,
-        "MlpLstmPolicy",
-        random_envs(BOX, spaces.Discrete(3)),
-        dict(aux_buffer_kwargs=dict(capacity=3), policy_kwargs=dict(TINY, lstm_hidden_size=4, n_lstm_layers=2)),
+    "LSTMs": dict(
+        algorithm=RecurrentPPG,
+        policy="MlpLstmPolicy",
+        env=partial(random_envs, BOX),
+        aux_buffer_kwargs=dict(capacity=3),
+        policy_kwargs=dict(TINY, lstm_hidden_size=4, n_lstm_layers=2),
     ),
-    "masks": (MaskablePPG, "MlpPolicy", lambda: DummyVecEnv([lambda: MaskedEnv(BOX, "MultiDiscrete")] * 2), {}),
-    "dictionary": (
-        PPG,
-        "MultiInputPolicy",
-        random_envs(DICT, spaces.MultiBinary(2)),
-        dict(
-            policy_kwargs=dict(
-                TINY,
-                features_extractor_kwargs=dict(cnn_output_dim=2),
-                share_features_extractor=False,
-                **optimized(th.optim.SGD, momentum=0.9),
-            )
+    "masks": dict(algorithm=MaskablePPG, env=partial(masked_envs, BOX, "MultiDiscrete")),
+    "dictionary": dict(
+        policy="MultiInputPolicy",
+        env=partial(random_envs, DICT, spaces.MultiBinary(2)),
+        policy_kwargs=dict(
+            TINY,
+            features_extractor_kwargs=dict(cnn_output_dim=2),
+            share_features_extractor=False,
+            optimizer_class=th.optim.SGD,
+            optimizer_kwargs=dict(momentum=0.9),
         ),
     ),
-    "images": (
-        PPG,
-        "CnnPolicy",
-        random_envs(image_space(12, 12, 3), spaces.MultiDiscrete([2, 5])),
-        dict(
-            mixed_precision="bf16",
-            policy_kwargs=dict(
-                architecture="detached",
-                features_extractor_class=ImpalaCNN,
-                features_extractor_kwargs=dict(features_dim=4, channels=(4, 4)),
-            ),
+    "images": dict(
+        policy="CnnPolicy",
+        env=partial(random_envs, image_space(12, 12, 3), spaces.MultiDiscrete([2, 5])),
+        mixed_precision="bf16",
+        policy_kwargs=dict(
+            architecture="detached",
+            features_extractor_class=ImpalaCNN,
+            features_extractor_kwargs=dict(features_dim=4, channels=(4, 4)),
         ),
     ),
-    "vector rewards": (
-        PPG,
-        "MlpPolicy",
-        lambda: DummyVecEnv([lambda: VectorRewards(VectorRewardEnv())] * 2),
-        dict(
-            reward_weights=[1.0, 0.5],
-            gamma=[0.9, 0.99],
-            **normalized_rewards(),
-            policy_kwargs=dict(TINY, architecture="shared", **optimized(th.optim.RMSprop, momentum=0.5, centered=True)),
+    "vector rewards": dict(
+        env=lambda: make_vec_env(lambda: VectorRewards(VectorRewardEnv()), 2),
+        reward_weights=[1.0, 0.5],
+        gamma=[0.9, 0.99],
+        **normalized_rewards(),
+        policy_kwargs=dict(
+            TINY,
+            architecture="shared",
+            optimizer_class=th.optim.RMSprop,
+            optimizer_kwargs=dict(momentum=0.5, centered=True),
         ),
     ),
-    "nested actions": (
-        PPG,
-        "MlpPolicy",
-        random_envs(spaces.MultiBinary(5), NESTED),
-        dict(
-            ent_coef=dict(kind=0.1, how=(0.1, 0.2), move=0.0),
-            policy_kwargs=dict(TINY, squash_output=True, optimizer_class=RMSpropTFLike),
-        ),
+    "nested actions": dict(
+        env=partial(random_envs, spaces.MultiBinary(5), NESTED),
+        ent_coef=dict(kind=0.1, how=(0.1, 0.2), move=0.0),
+        policy_kwargs=dict(TINY, squash_output=True, optimizer_class=RMSpropTFLike),
     ),
-    "ewma": (PPG, "MlpPolicy", random_envs(spaces.MultiDiscrete([3, 4]), spaces.Discrete(3)), with_preset("ppg_ewma", {})),
-    "idaac": (
-        PPG,
-        "MlpPolicy",
-        random_envs(BOX, spaces.Discrete(3)),
-        with_preset("idaac", dict(objective_kwargs=dict(hidden_size=4), n_aux_epochs=0, policy_kwargs=TINY)),
+    "ewma": dict(env=partial(random_envs, spaces.MultiDiscrete([3, 4])), **with_preset("ppg_ewma", {})),
+    "idaac": dict(
+        env=partial(random_envs, BOX),
+        **with_preset("idaac", dict(objective_kwargs=dict(hidden_size=4), n_aux_epochs=0, policy_kwargs=TINY)),
     ),
 }
-
-
 NORMALIZED: dict[str, Any] = {"settings": {}, "dictionary": dict(norm_obs_keys=["zebra"])}  # arguments of `VecNormalize`
 
 
@@ -155,9 +116,10 @@ class Honest(NamedTuple):
 
 @cache
 def honest(name: str) -> Honest:
-    algorithm, policy, make_env, arguments = MODELS[name]
+    arguments: dict[str, Any] = {"algorithm": PPG, "policy": "MlpPolicy", "policy_kwargs": TINY, **SMALL, **MODELS[name]}
+    algorithm, make_env = arguments.pop("algorithm"), arguments.pop("env")
     env = VecNormalize(make_env(), **NORMALIZED[name]) if name in NORMALIZED else make_env()
-    model = algorithm(policy, env, **{**SMALL, "policy_kwargs": TINY, **arguments}).learn(PHASE)
+    model = algorithm(env=env, **arguments).learn(PHASE)
     with tempfile.TemporaryDirectory() as folder:
         save_pretrained(model, folder)
         return Honest(model, {file.name: file.read_bytes() for file in Path(folder).iterdir()}, make_env)
@@ -204,18 +166,8 @@ class Payload:
 
 
 def malicious_zip(folder: Path) -> Path:
-    """An SB3 zip file whose loading creates the file "ran"; the path of that file."""
+    """Write an SB3 zip file whose loading creates the file "ran"; return the path of that file."""
     model = small_model()
     model.innocent = Payload(folder / "ran")  # type: ignore[attr-defined]
     model.save(folder / "model.zip")
     return folder / "ran"
-
-
-def zip_repository(hub_server: HubServer, tmp_path: Path) -> Path:
-    """Put a model into a repository as stock tools do; return the file that its payload creates."""
-    ran = malicious_zip(tmp_path)
-    hub.push(small_model(), "stranger/model")
-    files = {"ppg-Some-v0.zip": (tmp_path / "model.zip").read_bytes(), "config.yml": b"!!python/object/apply:os.system ['ls']"}
-    names = list(hub_server.files("stranger/model"))
-    hub_server.repositories["stranger/model"].commit("main", files, names)
-    return ran

@@ -24,19 +24,9 @@ from sb3_ppg.hub import from_pretrained, load_vec_normalize, save_pretrained
 from sb3_ppg.hub.pretrained import ARRAYS, DESCRIPTION, NOT_SHARED
 from sb3_ppg.hub.schema import Counters, Space, describe, make
 from sb3_ppg.protocols import COUNTERS
-from tests.helpers import NESTED, BatchNormExtractor, RandomEnv, image_space
-from tests.hub.small_models import (
-    BOX,
-    MODELS,
-    PHASE,
-    SMALL,
-    change,
-    honest,
-    normalized_rewards,
-    refused,
-    small_model,
-    write,
-)
+from tests.helpers import NESTED, SMALL, BatchNormExtractor, RandomEnv, image_space, normalized_rewards
+from tests.hub.small_models import BOX, MODELS, PHASE, change, honest, refused, small_model, write
+from tests.hub.watch import generator_states
 from tests.saving.small_models import numbers_of, same
 
 pytestmark = pytest.mark.slow
@@ -91,11 +81,13 @@ def test_others_can_read_the_files(small):
     assert {"policy.action_net.weight", "policy.optimizer.0.exp_avg"} <= safetensors.torch.load_file(small / ARRAYS).keys()
 
 
-def test_without_an_environment(small):
+def test_without_an_environment_and_normalization(small):
     model = from_pretrained(small, device="cpu")
     assert model.env is None and model.predict(np.zeros(3, np.float32))[0] in (0, 1)
     model.set_env(RandomEnv(BOX, spaces.Discrete(2)))
     model.learn(16)
+    with pytest.raises(ModelFormatError, match="trained without"):
+        load_vec_normalize(small)
 
 
 def test_several_processes_number_their_environments_consecutively(small, monkeypatch):
@@ -121,7 +113,9 @@ def test_normalization_comes_with_the_model(n_stack, tmp_path):
             from_pretrained(tmp_path, environments(lambda venv: venv))
         loaded = from_pretrained(tmp_path, environments(partial(load_vec_normalize, tmp_path)))
     else:
+        before = generator_states()
         loaded = from_pretrained(tmp_path, "Pendulum-v1")
+        assert generator_states() == before  # although SB3 draws a seed for the environments that it makes
     one, other = model.get_vec_normalize_env(), loaded.get_vec_normalize_env()
     np.testing.assert_equal(numbers_of(other), numbers_of(one))
     settings = (other.gamma, other.clip_obs, other.clip_reward, other.norm_reward, other.training)
@@ -177,21 +171,16 @@ def test_what_is_not_plain_data_is_named_and_given_again(tmp_path):
     policy_kwargs = dict(features_extractor_class=BatchNormExtractor)
     venv = VecNormalize(DummyVecEnv([lambda: RandomEnv(BOX, spaces.Discrete(2))]))
     model = PPG(Policy, venv, schedule, **SMALL, micro_batch_size=None, policy_kwargs=policy_kwargs).learn(16)
-    custom: dict[str, Any] = {}
-    for complaint, name, value in [
-        ("policy=<class .*Policy'>", "Policy", Policy),
-        ("learning_rate=<function", "schedule", schedule),
-        (r"policy_kwargs.features_extractor_class=<class .*BatchNorm", "BatchNormExtractor", BatchNormExtractor),
-    ]:
-        with pytest.raises(ModelFormatError, match=complaint):
-            save_pretrained(model, tmp_path, custom)
-        custom[name] = value
+    custom = {"Policy": Policy, "schedule": schedule, "extractor": BatchNormExtractor}
+    complaints = ("policy=<class", "learning_rate=<function", "policy_kwargs.features_extractor_class=<class .*BatchNorm")
     save_pretrained(model, tmp_path, custom)
-
-    for name in custom:
+    for name, complaint in zip(custom, complaints, strict=True):
+        others = {key: value for key, value in custom.items() if key != name}
+        with pytest.raises(ModelFormatError, match=complaint):
+            save_pretrained(model, tmp_path, others)
         for load in (from_pretrained, load_vec_normalize):
             with pytest.raises(ModelFormatError, match=f"custom_objects={{'{name}': ...}}"):
-                load(tmp_path, custom_objects={key: value for key, value in custom.items() if key != name})
+                load(tmp_path, custom_objects=others)
     np.testing.assert_equal(numbers_of(load_vec_normalize(tmp_path, custom_objects=custom)), numbers_of(venv))
     loaded = from_pretrained(tmp_path, RandomEnv(BOX, spaces.Discrete(2)), "cpu", custom_objects=custom)
     assert same(model, loaded)
@@ -229,16 +218,14 @@ def test_a_reward_normalizer_without_clipping(tmp_path):
 
 
 def test_arguments_that_only_work_with_the_environments_of_the_training(tmp_path):
-    """A model for eight environments can predict for one, as with SB3's zip files; ``learn()`` says what does not fit."""
+    """A model for eight environments predicts for one, as with SB3's zip files; ``learn()`` says what does not fit."""
     venv = DummyVecEnv([lambda: RandomEnv(BOX, spaces.Discrete(2))] * 8)
     model = PPG("MlpPolicy", venv, **SMALL, aux_batch_size=64)
     save_pretrained(model, tmp_path)
-    model.save(tmp_path / "model.zip")
-    one = RandomEnv(BOX, spaces.Discrete(2))
-    for loaded in (from_pretrained(tmp_path, one), PPG.load(tmp_path / "model.zip", one)):
-        loaded.predict(np.zeros(3, np.float32))
-        with pytest.raises(ArgumentError, match="aux_batch_size"):
-            loaded.learn(16)
+    loaded = from_pretrained(tmp_path, RandomEnv(BOX, spaces.Discrete(2)))
+    loaded.predict(np.zeros(3, np.float32))
+    with pytest.raises(ArgumentError, match="aux_batch_size"):
+        loaded.learn(16)
     from_pretrained(tmp_path, venv).learn(64)
 
 

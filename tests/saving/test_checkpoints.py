@@ -4,9 +4,10 @@ import os
 import random
 import time
 import tracemalloc
-from functools import partial
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -16,17 +17,9 @@ from stable_baselines3.common.callbacks import CallbackList, EvalCallback, Every
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecNormalize
 
-from sb3_ppg import (
-    PPG,
-    ArgumentError,
-    ModelFormatError,
-    PhasicCallback,
-    PhasicCheckpointCallback,
-    aux_buffer_path,
-    latest_checkpoint,
-)
+from sb3_ppg import PPG, ArgumentError, PhasicCallback, PhasicCheckpointCallback, aux_buffer_path, latest_checkpoint
 from sb3_ppg.errors import NonFiniteError
-from tests.helpers import RandomEnv
+from tests.helpers import RandomEnv, saved_and_loaded
 from tests.saving.small_models import resumed, same, saved, small
 
 pytestmark = pytest.mark.slow
@@ -130,26 +123,11 @@ def test_a_model_is_saved_where_a_link_leads_and_stays_as_readable(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["latest.zip", "real.zip"]
 
 
-class CallsAt(PhasicCallback):
-    """
-    Calls a function at an event after the first twelve steps.
-
-    :param event: name of the callback's method
-    :param function: gets the model
-    """
-
-    def __init__(self, event: str, function):
-        super().__init__()
-        setattr(self, event, lambda: self.num_timesteps < 13 or function(self.model))
-
-
-def save_both(model: PPG, path: Path) -> None:
-    model.save(path)
-    model.save_aux_buffer(aux_buffer_path(path))
-
-
-def fail(error: BaseException, *_) -> None:
-    raise error
+def calls_at(event: str, function) -> PhasicCallback:
+    """Call a function with the model in a method of a callback, after the first twelve steps."""
+    callback = PhasicCallback()
+    setattr(callback, event, lambda: callback.num_timesteps < 13 or function(callback.model))
+    return callback
 
 
 @pytest.mark.parametrize(
@@ -163,28 +141,19 @@ def fail(error: BaseException, *_) -> None:
 )
 def test_files_that_are_saved_within_an_auxiliary_phase_or_after_its_error_can_be_read(event, error, tmp_path):
     """Without an error they repeat the phase; after one, the phase is over."""
-    model, path = small(), tmp_path / "model.zip"
-    if error is None:
-        model.learn(8 * 3, callback=CallsAt(event, partial(save_both, path=path)))
-    else:
-        with pytest.raises(type(error)):
-            model.learn(8 * 3, callback=CallsAt(event, partial(fail, error)))
-        save_both(model, path)
-    loaded = PPG.load(path, env=model.get_env(), device="cpu")
-    loaded.load_aux_buffer(aux_buffer_path(path))
+    model, found = small(), []
+
+    def save(model: PPG) -> None:
+        found.append(saved_and_loaded(model, tmp_path, make_vec_env("CartPole-v1")))
+
+    with nullcontext() if error is None else pytest.raises(type(error)):
+        model.learn(8 * 3, callback=calls_at(event, save if error is None else Mock(side_effect=error)))
+    if error is not None:
+        save(model)
+    (loaded,) = found
     assert len(loaded.aux_buffer) == (loaded.n_policy_iterations if error is None else 0)
     loaded.learn(8, reset_num_timesteps=False)
     assert len(loaded.aux_buffer) == (0 if error is None else 1)
-
-
-def test_files_of_two_runs_do_not_make_a_checkpoint(tmp_path):
-    """All their counters are equal."""
-    for run in ("a", "b"):
-        small(seed=ord(run)).learn(16, callback=PhasicCheckpointCallback(2, tmp_path / run))
-    model = PPG.load(latest_checkpoint(tmp_path / "a"), env=make_vec_env("CartPole-v1"), device="cpu")
-    with pytest.raises(ModelFormatError, match="does not belong to this model: its checkpoint is"):
-        model.load_aux_buffer(aux_buffer_path(latest_checkpoint(tmp_path / "b")))
-    model.load_aux_buffer(aux_buffer_path(latest_checkpoint(tmp_path / "a")))
 
 
 NOT_FINITE = {
@@ -197,7 +166,7 @@ NOT_FINITE = {
 
 @pytest.mark.parametrize("spoil", NOT_FINITE.values(), ids=NOT_FINITE)
 def test_a_state_that_is_not_finite_does_not_replace_a_checkpoint(tmp_path, spoil):
-    model = PPG("MlpPolicy", VecNormalize(make_vec_env("CartPole-v1")), n_steps=8, batch_size=8, seed=0, device="cpu")
+    model = small(env=VecNormalize(make_vec_env("CartPole-v1")))
     callback = PhasicCheckpointCallback(100, tmp_path, keep=1)
     model.learn(8 * 2, callback=callback)
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
@@ -215,7 +184,7 @@ def test_an_error_amid_an_iteration_leaves_the_checkpoint_before_it(event, whole
     """RL Zoo also tells callbacks that such a training has ended."""
     callback, model = PhasicCheckpointCallback(1, tmp_path, keep=1), small()
     with pytest.raises(OSError):
-        model.learn(100, callback=[callback, CallsAt(event, partial(fail, OSError()))])
+        model.learn(100, callback=[callback, calls_at(event, Mock(side_effect=OSError))])
     callback.on_training_end()
     assert model.num_timesteps > whole and steps(tmp_path) == {whole}
     resumed(tmp_path).learn(8, reset_num_timesteps=False, callback=callback)
@@ -253,14 +222,11 @@ def test_the_generators_are_where_they_were(tmp_path):
 
 def test_observations_on_a_disk_come_back_to_the_disk(tmp_path):
     """They are read one rollout after the other: memory may hold only one."""
-    space = spaces.Box(-1, 1, (20_000,))  # 640 kB in a rollout
-    storage = dict(storage="mmap", path=tmp_path / "disk")
-    arguments = dict(n_steps=8, batch_size=8, n_epochs=1, n_policy_iterations=20, n_aux_epochs=1, seed=0, device="cpu")
-    kwargs = dict(aux_buffer_kwargs=storage, policy_kwargs=dict(net_arch=[2]))
-    model = PPG("MlpPolicy", RandomEnv(space, spaces.Discrete(2)), **arguments, **kwargs)
-    model.learn(8 * 15, callback=PhasicCheckpointCallback(15, tmp_path))
+    env = RandomEnv(spaces.Box(-1, 1, (20_000,)), spaces.Discrete(2))  # 640 kB in a rollout
+    kwargs = dict(aux_buffer_kwargs=dict(storage="mmap", path=tmp_path / "disk"), policy_kwargs=dict(net_arch=[2]))
+    model = small(env=env, n_policy_iterations=20, **kwargs).learn(8 * 15, callback=PhasicCheckpointCallback(15, tmp_path))
     checkpoint = latest_checkpoint(tmp_path)
-    loaded = PPG.load(checkpoint, env=RandomEnv(space, spaces.Discrete(2)), device="cpu")
+    loaded = PPG.load(checkpoint, env=env, device="cpu")
     tracemalloc.start()
     loaded.load_aux_buffer(aux_buffer_path(checkpoint))
     _, peak = tracemalloc.get_traced_memory()

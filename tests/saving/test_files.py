@@ -1,22 +1,31 @@
-"""Files are complete or not there, on every file system."""
+"""Files are complete or not there, on every file system; models' that are damaged, another class's or newer are refused."""
 
+import copy
 import errno
+import io
 import os
 import re
 import resource
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from unittest.mock import Mock
 
+import numpy as np
 import pytest
+import torch as th
+from stable_baselines3 import PPO
+from stable_baselines3.common.env_util import make_vec_env
 
-from sb3_ppg import PPG
+from sb3_ppg import PPG, ArgumentError, MaskablePPG, ModelFormatError, RecurrentPPG
 from sb3_ppg.export import to_torchscript
 from sb3_ppg.hub import save_pretrained
 from sb3_ppg.saving.files import atomic_writes
 from tests.helpers import run_in_a_new_process
-from tests.saving.small_models import small
+from tests.hub.watch import generator_states
+from tests.saving.small_models import everything, same, small
 
 pytestmark = pytest.mark.slow
 
@@ -54,10 +63,6 @@ REFUSED = {
 }
 
 
-def refused(*args, **kwargs) -> None:
-    raise OSError(errno.EBUSY, "Device or resource busy")
-
-
 @pytest.mark.parametrize("what", REFUSED)
 def test_models_are_saved_where_the_system_refuses(what, tmp_path, monkeypatch):
     """Buckets and shared folders that are mounted do."""
@@ -66,29 +71,20 @@ def test_models_are_saved_where_the_system_refuses(what, tmp_path, monkeypatch):
     model.learn(8, reset_num_timesteps=False)
     with monkeypatch.context() as patched:
         for owner, name in REFUSED[what]:
-            patched.setattr(owner, name, refused)
+            patched.setattr(owner, name, Mock(side_effect=OSError(errno.EBUSY, "Device or resource busy")))
         model.save(tmp_path / "model")
     assert PPG.load(tmp_path / "model").num_timesteps == 16
     assert [path.name for path in tmp_path.iterdir()] == ["model.zip"]
 
 
-def test_an_error_between_two_files_leaves_complete_ones(tmp_path, monkeypatch):
+def test_an_error_between_two_files_leaves_complete_ones(tmp_path):
     paths = [tmp_path / "first", tmp_path / "second"]
-    for path in paths:
-        path.write_text("old")
-    replace = Path.replace
-
-    def full(path, target):
-        if target == paths[1]:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return replace(path, target)
-
-    with monkeypatch.context() as patched, pytest.raises(OSError, match="second could not be written: No space"):
-        patched.setattr(Path, "replace", full)
-        with atomic_writes(*paths) as temporaries:
-            for temporary in temporaries:
-                temporary.write_text("new")
-    assert [path.read_text() for path in paths] == ["new", "old"] and len([*tmp_path.iterdir()]) == 2
+    paths[0].write_text("old")
+    paths[1].mkdir()
+    with pytest.raises(OSError, match="second could not be written: Is a directory"), atomic_writes(*paths) as temporaries:
+        for temporary in temporaries:
+            temporary.write_text("new")
+    assert paths[0].read_text() == "new" and {*tmp_path.iterdir()} == {*paths} and not any(paths[1].iterdir())
 
 
 def fill_the_disk(folder: Path, results) -> None:
@@ -124,3 +120,150 @@ def test_a_full_disk_leaves_the_old_checkpoint(tmp_path):
     assert messages.keys() == {"model.zip", "large.zip", "policy.pt", "model.aux_buffer.npz", "shared"}
     for name, message in messages.items():
         assert re.search(rf"{name}.* could not be written: {os.strerror(errno.EFBIG)}", message)
+
+
+# ---- zip files of models ----
+
+
+@pytest.fixture(scope="module")
+def model_file(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("model") / "model.zip"
+    small(policy_kwargs=dict(net_arch=[4])).learn(8 * 2).save(path)
+    return path
+
+
+def test_a_model_is_whole_or_refused_whatever_byte_is_flipped(model_file, tmp_path):
+    """Bytes that carry nothing, such as a date in the archive, may be anything."""
+    model, content = PPG.load(model_file), model_file.read_bytes()
+    rng = np.random.default_rng(0)
+    directory = len(content) - 2000  # where the archive's table of contents is
+    places = [*rng.integers(len(content), size=40), *rng.integers(directory, len(content), size=40)]
+    places += [entry.start() + 33 for entry in re.finditer(b"PK\1\2", content)]  # a length, so entries seem to end later
+    bad, refused, other = tmp_path / "bad.zip", 0, small(policy_kwargs=dict(net_arch=[4]))
+    before = everything(other)
+    for place in places:
+        flipped = bytearray(content)
+        flipped[place] ^= 1 << rng.integers(8)
+        bad.write_bytes(flipped)
+        try:
+            assert same(PPG.load(bad), model)
+        except ModelFormatError as error:
+            assert f"{bad} is damaged" in str(error)
+            with pytest.raises(ModelFormatError, match="is damaged"):
+                other.set_parameters(str(bad))
+            refused += 1
+    assert refused > 48 and all(th.equal(value, before[name]) for name, value in everything(other).items())
+
+
+def test_a_truncated_model_is_refused(model_file, tmp_path):
+    content = model_file.read_bytes()
+    for part in (content[: int(part * len(content))] for part in (0.0, 0.1, 0.5, 0.9, 0.999)):
+        (tmp_path / "bad.zip").write_bytes(part)
+        with pytest.raises(ModelFormatError, match=r"bad\.zip is damaged, or no model's file"):
+            PPG.load(tmp_path / "bad")
+        with pytest.raises(ModelFormatError, match="is damaged"):
+            PPG.load(io.BytesIO(part))
+    assert PPG.load(io.BytesIO(content)).num_timesteps == 16
+
+
+def test_another_classs_model_is_refused(model_file, tmp_path):
+    recurrent = RecurrentPPG("MlpLstmPolicy", "CartPole-v1", n_steps=8, batch_size=8)
+    recurrent.save(tmp_path / "recurrent")
+    with pytest.raises(ModelFormatError, match=r"recurrent\.zip is another class's file: it was saved by RecurrentPPG"):
+        PPG.load(tmp_path / "recurrent.zip")
+    with pytest.raises(ModelFormatError, match=r"it was saved by PPG, not by MaskablePPG; use PPG\.load"):
+        MaskablePPG.load(model_file)
+    before = copy.deepcopy(recurrent.policy.state_dict())
+    with pytest.raises(ModelFormatError, match="it was saved by PPG, not by RecurrentPPG"):
+        recurrent.set_parameters(str(model_file))
+    assert all(th.equal(value, before[name]) for name, value in recurrent.policy.state_dict().items())
+
+
+def test_a_users_class_is_loaded_by_itself(model_file, tmp_path):
+    mine, others = type("Mine", (PPG,), {}), type("Others", (PPG,), {})
+    mine("MlpPolicy", "CartPole-v1", n_steps=8, batch_size=8, device="cpu").save(tmp_path / "mine.zip")
+    further = type("Further", (mine,), {})
+    elsewhere = type("Mine", (PPG,), {"__module__": "another_script"})  # it was __main__, say
+    for cls in (mine, further, elsewhere):
+        assert type(cls.load(tmp_path / "mine")) is cls
+    assert type(mine.load(model_file)) is mine
+    with pytest.warns(UserWarning, match="was saved by Mine, a class derived from PPG"):
+        assert type(PPG.load(tmp_path / "mine")) is PPG
+    for cls in (others, RecurrentPPG):
+        message = f"it was saved by Mine, not by {cls.__name__}; use Mine.load"
+        with pytest.raises(ModelFormatError, match=message):
+            cls.load(tmp_path / "mine.zip")
+
+
+def test_what_to_do_with_a_file_of_ppo_works(tmp_path):
+    ppo = PPO("MlpPolicy", "CartPole-v1", n_steps=8, batch_size=8)
+    ppo.save(tmp_path / "ppo.zip")
+    with pytest.raises(ModelFormatError, match=r"ppo\.zip is another class's file: no algorithm of sb3_ppg") as caught:
+        PPG.load(tmp_path / "ppo")
+    assert "model.policy.load_state_dict(PPO.load(path).policy.state_dict()" in str(caught.value)
+    observations = np.random.default_rng(0).normal(size=(20, 4))
+    for model in (PPG("MlpPolicy", "CartPole-v1", n_steps=32, batch_size=32).learn(n) for n in (0, 64)):
+        assert (model.policy.value_unit > 1) == (model.num_timesteps > 0)
+        model.policy.load_state_dict(PPO.load(tmp_path / "ppo.zip").policy.state_dict(), strict=False)
+        actions, expected = (one.predict(observations, deterministic=True)[0] for one in (model, ppo))
+        assert np.array_equal(actions, expected)
+        values, expected = (one.policy.predict_values(th.as_tensor(observations, dtype=th.float32)) for one in (model, ppo))
+        th.testing.assert_close(values, expected)
+
+
+def test_loading_leaves_the_generators_alone_unless_asked(model_file, monkeypatch):
+    """
+    Also when it fails, or in many threads. Generators of GPUs are given a seed before they are in use: the last one that
+    anybody has asked for.
+    """
+    env, other = make_vec_env("CartPole-v1"), make_vec_env("Acrobot-v1")
+    of_gpus: list[int] = []
+    monkeypatch.setattr(th.cuda, "manual_seed_all", of_gpus.append)
+    th.manual_seed(5)
+    before = generator_states()
+    PPG.load(model_file, env=env)
+    assert generator_states() == before
+    with pytest.raises(ValueError, match="spaces do not match"):
+        PPG.load(model_file, env=other)
+    assert generator_states() == before and len(of_gpus) > 1 and of_gpus[-1] == 5
+    with ThreadPoolExecutor(8) as pool:
+        first, *others = pool.map(lambda _: PPG.load(model_file), range(16))
+    assert all(same(first, model) for model in others) and generator_states() == before
+    PPG.load(model_file, seed=7)
+    asked = generator_states()
+    assert asked != before
+    PPG.load(model_file, seed=7)
+    assert generator_states() == asked
+
+
+def test_newer_files_are_refused(tmp_path, monkeypatch):
+    model = small().learn(8)
+    with monkeypatch.context() as patched:
+        for module in ("files", "training_state"):
+            patched.setattr(f"sb3_ppg.saving.{module}.FORMAT_VERSION", 2)
+        model.save(tmp_path / "newer.zip")
+        model.save_aux_buffer(tmp_path / "newer.npz")
+    for load, name in ((PPG.load, "newer.zip"), (model.load_aux_buffer, "newer.npz")):
+        with pytest.raises(ModelFormatError, match=f"{name} has version 2 of its format, this sb3_ppg reads 1"):
+            load(tmp_path / name)
+    with pytest.raises(FileNotFoundError):
+        PPG.load(tmp_path / "none.zip")
+
+
+def test_an_objective_with_other_parameters_is_refused_by_name(model_file):
+    """The remedy that the message names works."""
+    with pytest.raises(ArgumentError, match="`objective`='ewma' cannot take the file's parameters"):
+        PPG.load(model_file, objective="ewma")
+    policy = PPG.load(model_file).get_parameters()["policy"]
+    model = small(policy_kwargs=dict(net_arch=[4]), objective="ewma")
+    model.set_parameters({"policy": policy}, exact_match=False)
+    assert all(th.equal(weight, policy[name]) for name, weight in model.policy.state_dict().items())
+
+
+def test_parameters_that_do_not_fit_change_nothing(model_file):
+    """SB3 would have copied those that do."""
+    model = small(policy_kwargs=dict(net_arch=[4, 4])).learn(8 * 3)
+    before = everything(model)
+    with pytest.raises((RuntimeError, ValueError)):
+        model.set_parameters(str(model_file))
+    assert all(th.equal(value, before[name]) for name, value in everything(model).items())

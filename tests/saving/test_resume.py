@@ -1,5 +1,6 @@
 """A run that is stopped or killed goes on as if nothing had happened."""
 
+import itertools
 import os
 import signal
 import time
@@ -7,21 +8,22 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch as th
 from gymnasium import spaces
-from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.utils import LinearSchedule
-from stable_baselines3.common.vec_env import VecEnv, VecNormalize
+from stable_baselines3.common.vec_env import VecNormalize
 
 from sb3_ppg import (
     PPG,
     DrawnWeights,
     MaskablePPG,
     NormalizedRewardDictRolloutBuffer,
+    PhasicCallback,
     PhasicCheckpointCallback,
     RecurrentPPG,
     latest_checkpoint,
@@ -37,98 +39,78 @@ discrete = partial(random_envs, episode_length=5)
 N_STEPS, N_ENVS, N_ITERATIONS = 8, 2, 6
 STOPS = (1, 3, 5)  # in iterations
 ROLLOUT = N_STEPS * N_ENVS
-DICT = spaces.Dict(a=image_space(1, 36, 36), b=spaces.Box(-1, 1, (2,)))
+BOX = spaces.Box(-1, 1, (2,))
+DICT = spaces.Dict(a=image_space(1, 36, 36), b=BOX)
 SMALL_CNN = dict(features_extractor_kwargs=dict(cnn_output_dim=4))
 
 
-def of_the_family(name: str) -> tuple[VecEnv, dict[str, Any]]:
-    """Give a relative's preset and the arguments that it leaves open."""
+def of_the_family(name: str) -> dict[str, Any]:
+    """Return a relative's preset and the arguments that it leaves open."""
     capacity = dict(aux_buffer_kwargs=dict(capacity=4)) if name == "ddcpg" else {}
-    return discrete(), {**with_preset(name, {"aux_batch_size": 8, **capacity}), "n_epochs": 2, "max_grad_norm": 0.5}
+    preset = with_preset(name, {"aux_batch_size": 8, **capacity})
+    return {"env": discrete(), **preset, "n_epochs": 2, "max_grad_norm": 0.5}
 
 
 SETTINGS = {
-    "normalised observations and rewards": lambda: (
-        VecNormalize(make_vec_env("Pendulum-v1", N_ENVS, seed=0)),
-        dict(prior="self", prior_coef=LinearSchedule(0.2, 0.0, 1)),
+    "normalised observations and rewards": lambda: dict(
+        env=VecNormalize(make_vec_env("Pendulum-v1", N_ENVS, seed=0)), prior="self", prior_coef=LinearSchedule(0.2, 0.0, 1)
     ),
-    "normalised dictionaries, two optimizers": lambda: (
-        VecNormalize(discrete(DICT), norm_obs_keys=["b"]),
-        dict(policy="MultiInputPolicy", n_value_epochs=2, policy_kwargs=SMALL_CNN, n_value_warmup=2),
+    "normalised dictionaries, two optimizers": lambda: dict(
+        policy="MultiInputPolicy",
+        env=VecNormalize(discrete(DICT), norm_obs_keys=["b"]),
+        n_value_epochs=2,
+        policy_kwargs=SMALL_CNN,
+        n_value_warmup=2,
     ),
-    "gSDE": lambda: (discrete(action_space=spaces.Box(-1, 1, (2,))), dict(use_sde=True, sde_sample_freq=3)),
-    "LSTMs, images, recomputed states": lambda: (
-        discrete(DICT),
-        dict(
-            algorithm=RecurrentPPG,
-            policy="MultiInputLstmPolicy",
-            recompute_states=True,
-            policy_kwargs=dict(lstm_hidden_size=4, **SMALL_CNN),
-        ),
+    "gSDE": lambda: dict(env=discrete(action_space=BOX), use_sde=True, sde_sample_freq=3),
+    "LSTMs, images, recomputed states": lambda: dict(
+        algorithm=RecurrentPPG,
+        policy="MultiInputLstmPolicy",
+        env=discrete(DICT),
+        recompute_states=True,
+        policy_kwargs=dict(lstm_hidden_size=4, **SMALL_CNN),
     ),
-    "masks, NumPy's numbers, two schedules": lambda: (
-        masked_envs(),
-        dict(algorithm=MaskablePPG, gamma=np.float64(0.99), clip_range=LinearSchedule(0.3, 0.1, 1)),
+    "masks, NumPy's numbers, two schedules": lambda: dict(
+        algorithm=MaskablePPG, env=masked_envs(), gamma=np.float64(0.99), clip_range=LinearSchedule(0.3, 0.1, 1)
     ),
-    "vector rewards, normalised, other weights in each episode": lambda: (
-        make_vec_env(lambda: DrawnWeights(VectorRewardEnv()), N_ENVS, seed=0),
-        dict(
-            policy="MultiInputPolicy",
-            reward_weights="observation",
-            gamma=[0.9, 0.99],
-            objective="decoupled",
-            replay_kwargs=dict(policy_rollouts=2),
-            **normalized_rewards(NormalizedRewardDictRolloutBuffer),
-        ),
+    "vector rewards, normalised, other weights in each episode": lambda: dict(
+        policy="MultiInputPolicy",
+        env=make_vec_env(lambda: DrawnWeights(VectorRewardEnv()), N_ENVS, seed=0),
+        reward_weights="observation",
+        gamma=[0.9, 0.99],
+        objective="decoupled",
+        replay_kwargs=dict(policy_rollouts=2),
+        **normalized_rewards(NormalizedRewardDictRolloutBuffer),
     ),
-    "a queue of rollouts, the authors' reward normaliser": lambda: (
-        discrete(),
-        dict(aux_buffer_kwargs=dict(capacity=4), recompute_advantages=True, **normalized_rewards()),
+    "a queue of rollouts, the authors' reward normaliser": lambda: dict(
+        env=discrete(), aux_buffer_kwargs=dict(capacity=4), recompute_advantages=True, **normalized_rewards()
     ),
-    "late rollouts, LSTMs, two kinds of epochs": lambda: (
-        VecNormalize(discrete()),
-        dict(
-            algorithm=RecurrentPPG,
-            policy="MlpLstmPolicy",
-            objective="ewma",
-            n_value_epochs=1,
-            prior="self",
-            replay_kwargs=dict(policy_rollouts=2, value_rollouts=3, policy_uses=3, staleness=1),
-            policy_kwargs=dict(lstm_hidden_size=4),
-        ),
+    "late rollouts, LSTMs, two kinds of epochs": lambda: dict(
+        algorithm=RecurrentPPG,
+        policy="MlpLstmPolicy",
+        env=VecNormalize(discrete()),
+        objective="ewma",
+        n_value_epochs=1,
+        prior="self",
+        replay_kwargs=dict(policy_rollouts=2, value_rollouts=3, policy_uses=3, staleness=1),
+        policy_kwargs=dict(lstm_hidden_size=4),
     ),
     **{name: partial(of_the_family, name) for name, member in FAMILY.items() if member.preset},
 }
 
 
 def make(setting: str) -> PPG:
-    env, kwargs = SETTINGS[setting]()
-    phases = dict(n_epochs=2, n_policy_iterations=3, n_aux_epochs=2, aux_batch_size=8)
-    kwargs = {"policy": "MlpPolicy", "batch_size": 8, **phases, **kwargs}
-    return kwargs.pop("algorithm", PPG)(
-        env=env,
-        learning_rate=LinearSchedule(1e-3, 0, 1),
-        n_steps=N_STEPS,
-        seed=0,
-        device="cpu",
-        **kwargs,
-    )
+    phases = dict(n_epochs=2, n_policy_iterations=3, n_aux_epochs=2, n_steps=N_STEPS, batch_size=8, aux_batch_size=8)
+    arguments = dict(policy="MlpPolicy", learning_rate=LinearSchedule(1e-3, 0, 1), seed=0, device="cpu")
+    arguments |= phases | SETTINGS[setting]()
+    return arguments.pop("algorithm", PPG)(**arguments)
 
 
-class AtIteration(BaseCallback):
-    """Calls a function between two iterations."""
-
-    def __init__(self, iteration: int, do):
-        super().__init__()
-        self.iteration, self.do, self.n_rollouts = iteration, do, 0
-
-    def _on_step(self) -> bool:
-        return True
-
-    def _on_rollout_start(self) -> None:
-        if self.n_rollouts == self.iteration:
-            self.do(self.model)
-        self.n_rollouts += 1
+def at_iteration(iteration: int, do) -> PhasicCallback:
+    """Call a function with the model between two iterations."""
+    callback, numbers = PhasicCallback(), itertools.count()
+    callback._on_rollout_start = lambda: next(numbers) == iteration and do(callback.model)
+    return callback
 
 
 def reset_environments(model: PPG) -> None:
@@ -137,8 +119,7 @@ def reset_environments(model: PPG) -> None:
     model._last_episode_starts = np.ones(model.n_envs, dtype=bool)
 
 
-def stop_it(model: PPG) -> None:
-    raise KeyboardInterrupt
+stop_it = Mock(side_effect=KeyboardInterrupt)
 
 
 def go_on(folder: Path, setting: str, n_threads: int, results) -> None:
@@ -148,7 +129,7 @@ def go_on(folder: Path, setting: str, n_threads: int, results) -> None:
         fresh = make(setting)
         model = resumed(folder, fresh.env, type(fresh))
         model.env.seed(99)
-        callbacks = [PhasicCheckpointCallback(1, folder), AtIteration(next_stop - stop, stop_it)]
+        callbacks = [PhasicCheckpointCallback(1, folder), at_iteration(next_stop - stop, stop_it)]
         with suppress(KeyboardInterrupt):
             model.learn(N_ITERATIONS * ROLLOUT - model.num_timesteps, callback=callbacks, reset_num_timesteps=False)
     th.save(everything(model), folder / "end.pt")
@@ -160,9 +141,9 @@ def test_a_run_that_was_stopped_ends_where_it_would_have_ended(setting, tmp_path
     """Stopped at each position of a phase (of 3), in two phases, continued in a new process: parameter for parameter."""
     model = make(setting)
     start = everything(model)
-    model.learn(N_ITERATIONS * ROLLOUT, callback=[AtIteration(stop, reset_environments) for stop in STOPS])
+    model.learn(N_ITERATIONS * ROLLOUT, callback=[at_iteration(stop, reset_environments) for stop in STOPS])
     with pytest.raises(KeyboardInterrupt):
-        callbacks = [PhasicCheckpointCallback(1, tmp_path), AtIteration(STOPS[0], stop_it)]
+        callbacks = [PhasicCheckpointCallback(1, tmp_path), at_iteration(STOPS[0], stop_it)]
         make(setting).learn(N_ITERATIONS * ROLLOUT, callback=callbacks)
     run_in_a_new_process(go_on, tmp_path, setting, th.get_num_threads())
     expected, end = everything(model), th.load(tmp_path / "end.pt")

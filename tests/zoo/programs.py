@@ -1,12 +1,18 @@
 """Programs that tests start, and end by signals, and small settings of runs."""
 
+import importlib
 import os
 import signal
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
+from typing import Any
 
+import gymnasium as gym
+import rl_zoo3
+from matplotlib import pyplot as plt
+
+from sb3_ppg import MaskablePPG
 from tests.helpers import ROOT
 
 SMALL = "-params compile_updates:False n_envs:2 n_steps:32 batch_size:32 n_policy_iterations:2 aux_batch_size:32".split()
@@ -25,7 +31,6 @@ def program(arguments: list[str], cwd: Path, *, start_new_session: bool = False,
             stdout=output,
             stderr=output,
             start_new_session=start_new_session,
-            preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # which shells ignore in the background
         )
     vars(started)["output"] = path
     return started
@@ -38,3 +43,52 @@ def output_of(started: subprocess.Popen) -> str:
 def end_of(started: subprocess.Popen) -> tuple[int, str]:
     """Wait for a program; return its exit status and its output."""
     return started.wait(timeout=150), output_of(started)
+
+
+class Deadly(gym.Wrapper):
+    """Kills its process once, that of a rank and after a number of steps that an environment variable has."""
+
+    n = 0
+
+    def step(self, action):
+        rank, n = os.environ["DEADLY"].split(":")
+        self.n += 1
+        if os.environ.get("RANK", "0") == rank and self.n == int(n) and not Path("died").exists():
+            Path("died").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return self.env.step(action)
+
+
+gym.register("Deadly-v0", lambda **kwargs: Deadly(gym.make("CartPole-v1", **kwargs)), max_episode_steps=500)
+
+
+def register_and_repair(results: Any) -> None:
+    """Compare what the Zoo's modules and classes consist of, and what else its scripts change, before and after."""
+    names = "callbacks exp_manager hyperparams_opt load_from_hub train utils plots.plot_train".split()
+    modules = [rl_zoo3, *(importlib.import_module(f"rl_zoo3.{name}") for name in names), subprocess, plt]
+    owners = [*modules, MaskablePPG, *(one for module in modules for one in vars(module).values() if isinstance(one, type))]
+    tables = ("ALGOS", "HYPERPARAMS_SAMPLER", "HYPERPARAMS_CONVERTER")
+    plt.get_backend()  # which is chosen when it is first asked for
+
+    def state() -> dict:
+        found = {(owner, name): value for owner in owners for name, value in vars(owner).items()}
+        return found | {(table, name): value for table in tables for name, value in vars(rl_zoo3.exp_manager)[table].items()}
+
+    def changes(before: dict) -> set:
+        after = state()
+        return {key for key in before.keys() | after.keys() if before.get(key) is not after.get(key)}
+
+    before = state()
+    from sb3_ppg.zoo import ALGOS, patched, register
+
+    register()
+    managers = {(module, "ExperimentManager") for module in (rl_zoo3.exp_manager, rl_zoo3.train)}
+    assert changes(before) == managers | {(table, algo) for table in tables for algo in (*ALGOS, "bcq")}
+    registered = state()
+    register()
+    assert not changes(registered)
+    with patched():
+        assert len(changes(registered)) > 5
+        assert rl_zoo3.create_test_env is rl_zoo3.utils.create_test_env is not registered[rl_zoo3.utils, "create_test_env"]
+    assert not changes(registered)
+    results.put("done")

@@ -1,11 +1,13 @@
-"""RL Zoo's commands for trained agents as a user types them, with real files, and errors of all commands."""
+"""RL Zoo's commands for trained agents and BCQ as a user types them, with real files, and errors of all commands."""
 
 import errno
 import pickle
 import re
 import shutil
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import gymnasium as gym
 import imageio_ffmpeg
@@ -15,18 +17,19 @@ import pytest
 import yaml
 from gymnasium.envs.classic_control import CartPoleEnv
 from gymnasium.envs.registration import EnvSpec
-from huggingface_sb3 import EnvironmentName
+from huggingface_hub import ModelCard
 from matplotlib import pyplot as plt
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
 import sb3_ppg
 from sb3_ppg import PPG
+from sb3_ppg.offline import BCQ, load_dataset
 from sb3_ppg.zoo import launcher
 from sb3_ppg.zoo.hyperparameters import hyperparameter_file
-from sb3_ppg.zoo.scripts import agent_parser, is_deterministic
-from tests.helpers import ROOT, run, run_code
+from tests.helpers import code_blocks, run, run_code
 from tests.zoo.programs import SMALL
+from tests.zoo.test_sharing import commands_of
 
 pytestmark = pytest.mark.slow
 
@@ -37,7 +40,6 @@ def n_frames(video: Path) -> int:
 
 def test_train_uses_our_algorithm_and_our_hyperparameters(run_folder):
     """The model loads where the Zoo is not installed: none of its classes is pickled into it."""
-    assert {"CartPole-v1.zip", "best_model.zip", "evaluations.npz"} <= {path.name for path in run_folder.iterdir()}
     saved = yaml.load((run_folder / "CartPole-v1" / "config.yml").read_text(), Loader=yaml.UnsafeLoader)
     ours = yaml.safe_load(hyperparameter_file("ppg").read_text())["CartPole-v1"]
     given = {"aux_learning_rate": "lin_0.002", "n_value_epochs": 1, "value_learning_rate": "lin_0.004"}
@@ -55,12 +57,9 @@ def test_train_uses_our_algorithm_and_our_hyperparameters(run_folder):
 def test_report(trained, run_folder):
     """It says the return also where it cannot draw."""
     output = run("report", "--env", "CartPole-v1", "--episodes", "5", cwd=trained)
-    assert "Playing 5 episodes\n" in output
+    picture = run_folder / "learning_curve.png"
     assert re.search(r"Mean return over 5 episodes: [\d.]+ \+/- [\d.]+, with deterministic actions\n", output)
-    folder, picture = run_folder.relative_to(trained), run_folder / "learning_curve.png"
-    for line in (f"Model:          {folder / 'CartPole-v1.zip'}", f"Logs:           {folder}", str(folder / picture.name)):
-        assert line in output
-    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert str(picture.relative_to(trained)) in output and picture.read_bytes().startswith(b"\x89PNG")
     picture.unlink()
     picture.mkdir()
     output = run("report", "--episodes", "1", cwd=trained)
@@ -68,38 +67,16 @@ def test_report(trained, run_folder):
     assert "Mean return over 1 episodes" in output and "Learning curve: none, [Errno 21] Is a directory" in output
 
 
-def test_report_acts_as_enjoy_does():
-    for env_id, options, deterministic in (
-        ("CartPole-v1", [], True),
-        ("CartPole-v1", ["--stochastic"], False),
-        ("MiniGrid-DoorKey-8x8-v0", [], False),
-        ("MiniGrid-DoorKey-8x8-v0", ["--deterministic"], True),
-        ("BreakoutNoFrameskip-v4", [], False),
-    ):
-        args = agent_parser("").parse_args(options)
-        args.env = EnvironmentName(env_id)
-        assert is_deterministic(args) is deterministic
-
-
-@pytest.mark.parametrize(("algo", "actions"), [("ppg", "--stochastic"), ("ppo", "--deterministic")])
-def test_report_plays_by_its_own_seed(algo, actions, trained):
-    """And not by that of the run, which is in the model."""
-    command = ("report", "--algo", algo, "--env", "CartPole-v1", "--episodes", "3", actions, "--seed")
-    first, second, again = (run(*command, seed, cwd=trained).partition("Mean return")[2] for seed in ("0", "2", "0"))
-    assert first == again != second
-
-
 @pytest.mark.parametrize("algo", ["ppg", "ppo"])
-def test_agents_play_with_epsilon(algo, trained):
-    """With an epsilon of 1 all actions are samples; the same seed plays the same episodes."""
-    options = ("--algo", algo, "--env", "CartPole-v1", "--no-render", "-n", "200")
-    plain, some, again, all_samples, stochastic = (
-        run("enjoy", *options, *given, cwd=trained).partition("Loading")[2]
-        for given in ([], ["--epsilon", "0.5"], ["--epsilon=0.5"], ["--epsilon", "1"], ["--stochastic"])
-    )
-    assert some == again and len({plain, some, all_samples, stochastic}) == 4
-    printed = run("report", *options[:4], "--epsilon", "0.5", "--episodes", "2", cwd=trained)
-    assert "with deterministic actions\n" in printed
+def test_agents_play_by_the_seed_of_the_command_and_with_epsilon(algo, trained):
+    """The run's own seed, which is in the model, does not count."""
+    agent = ("--algo", algo, "--env", "CartPole-v1")
+    for command, others in (
+        (("report", *agent, "--episodes", "3", "--stochastic", "--seed=0"), "--seed=2"),
+        (("enjoy", *agent, "--no-render", "-n", "200", "--epsilon=0.5"), "--epsilon=0"),
+    ):
+        first, again, other = (run(*command, *given, cwd=trained).partition("Mean")[2] for given in ((), (), (others,)))
+        assert first == again != other
 
 
 class Pull(CartPoleEnv):
@@ -158,8 +135,7 @@ def test_benchmark(trained, tmp_path, monkeypatch, children_in_place):
     arguments = mine / "Mine-Pole-v0" / "args.yml"
     arguments.write_text(arguments.read_text().replace("- - env\n    - CartPole-v1", "- - env\n    - Mine/Pole-v0"))
     options = ("--log-dir", "elsewhere", "--benchmark-dir", "benchmarked", "-n", "300", "--no-hub", "--num-threads", "1")
-    output = run("benchmark", *options, cwd=tmp_path)
-    assert "Evaluating ppg on CartPole-v1" in output and "Evaluating ppo on CartPole-v1" in output
+    run("benchmark", *options, cwd=tmp_path)
     lines = (tmp_path / "benchmark.md").read_text().splitlines()
     rows = [[cell.strip() for cell in line.split("|")] for line in lines if "Pole-v" in line]
     assert sorted(row[1:3] for row in rows) == [["ppg", "CartPole-v1"], ["ppg", "Mine-Pole-v0"], ["ppo", "CartPole-v1"]]
@@ -169,24 +145,10 @@ def test_benchmark(trained, tmp_path, monkeypatch, children_in_place):
 # ---- plots ----
 
 
-def test_plots_compare_ppg_with_ppo(trained):
-    """The pictures are files where there is no display."""
-    run("plot_train", "-e", "CartPole-v1", "-f", "logs", "-w", "5", cwd=trained)
-    options = ("-a", "ppg", "ppo", "-e", "CartPole-v1", "-f", "logs")
-    output = run("all_plots", *options, "-o", "comparison", "--no-million", cwd=trained)
-    results = pickle.loads((trained / "comparison.pkl").read_bytes())["CartPole-v1"]
-    assert set(results) == {"PPG-logs", "PPO-logs"} and all(curve["mean"].shape == (2,) for curve in results.values())
-    assert "logs: logs/ppg/CartPole-v1_1, logs/ppo/CartPole-v1_1\n" in output
-    run("plot_from_file", "-i", "comparison", "-o", "bars.png", "--format", "png", "-b", cwd=trained)
-    for picture in ("training_episodic_reward.png", "results_cartpole-v1.png", "bars.png", "sensitivity_box_plot.png"):
-        pixels = plt.imread(trained / picture)
-        assert len(np.unique(pixels.reshape(-1, pixels.shape[-1]), axis=0)) > 10, picture
-
-
-def test_runs_that_are_no_seeds_of_one_are_drawn_apart(trained, run_folder, tmp_path):
+def test_plots_compare_ppg_with_ppo_and_draw_runs_apart_that_are_no_seeds_of_one(trained, run_folder, tmp_path):
     """
     Two seeds; one of another length, one in another environment, and one that began with a model. An environment whose name
-    has a slash, which is a dash in names of folders, has fewer kinds of runs.
+    has a slash, which is a dash in names of folders, has fewer kinds of runs. Pictures are files where there is no display.
     """
     runs = tmp_path / "logs" / "ppg"
     for name in (*(f"CartPole-v1_{number}" for number in range(1, 6)), "MinAtar-Breakout-v1_1"):
@@ -200,7 +162,7 @@ def test_runs_that_are_no_seeds_of_one_are_drawn_apart(trained, run_folder, tmp_
         assert old in file.read_text()
         file.write_text(file.read_text().replace(old, new))
     options = ("-a", "ppg", "ppo", "-e", "CartPole-v1", "MinAtar/Breakout-v1", "-f", "logs", str(trained / "logs"))
-    output = run("all_plots", *options, "-o", "c", "--no-display", "-l", "mine", "other", cwd=tmp_path)
+    output = run("all_plots", *options, "-o", "c", "--no-million", "-l", "mine", "other", cwd=tmp_path)
     assert "mine (1): logs/ppg/CartPole-v1_1, logs/ppg/CartPole-v1_3, logs/ppg/MinAtar-Breakout-v1_1\n" in output
     results = pickle.loads((tmp_path / "c.pkl").read_bytes())
     n_seeds = {label: curve["mean_per_eval"].shape[1] for label, curve in results["CartPole-v1"].items()}
@@ -208,10 +170,77 @@ def test_runs_that_are_no_seeds_of_one_are_drawn_apart(trained, run_folder, tmp_
     n_seeds = {label: curve["mean_per_eval"].shape[1] for label, curve in results["MinAtar-Breakout-v1"].items()}
     assert n_seeds == {**dict.fromkeys(n_seeds, 0), "PPG-mine (1)": 1} and len(n_seeds) == 6
     plt.close("all")
-    run("plot_from_file", "-i", "c", "-o", "c.svg", cwd=tmp_path)
-    assert (tmp_path / "c.svg").exists()
+    run("plot_from_file", "-i", "c", "-o", "bars.png", "--format", "png", "-b", cwd=tmp_path)
     run("plot_train", "-e", "MinAtar/Breakout-v1", "-f", "logs", "-w", "5", cwd=tmp_path)
     assert len(plt.figure("Training Episodic Reward").axes[0].lines) == 1
+    for picture in ("training_episodic_reward.png", "results_cartpole-v1.png", "bars.png", "sensitivity_box_plot.png"):
+        pixels = plt.imread(tmp_path / picture)
+        assert len(np.unique(pixels.reshape(-1, pixels.shape[-1]), axis=0)) > 10, picture
+
+
+# ---- record_dataset, BCQ ----
+
+BCQ_AGENT = ("--algo", "bcq", "--env", "Pendulum-v1")
+BCQ_SMALL = (*BCQ_AGENT, "-params", "policy_kwargs:dict(net_arch=[8],vae_net_arch=[8])", "n_play_samples:5")
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory) -> Iterator[Path]:
+    """A folder with an agent, a Minari store with its data, and a BCQ that has learned from it."""
+    folder = tmp_path_factory.mktemp("recorded")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MINARI_DATASETS_PATH", str(folder / "store"))
+        run("train", "--env", "Pendulum-v1", "-n", "64", "--eval-freq", "-1", *SMALL, cwd=folder)
+        options = ("--dataset", "pendulum/new-v0", "-n", "450", "--noise", "0.1", "--stochastic")
+        said = run("record_dataset", "--env", "Pendulum-v1", *options, cwd=folder)
+        assert "Recorded 450 steps as pendulum/new-v0: 3 episodes, mean return -" in said
+        options = ("-n", "30", "--eval-freq", "20", "--save-freq", "20", "--progress", "--seed", "0")
+        run("train", *BCQ_SMALL, "--dataset", "pendulum/new-v0", *options, cwd=folder)
+        yield folder
+
+
+def test_a_recording_has_the_agents_environment(recorded):
+    data = load_dataset("pendulum/new-v0")
+    assert data.ends.tolist() == [199, 399, 449] and not data.terminations.any()
+    np.testing.assert_allclose(data.observations[:, 0] ** 2 + data.observations[:, 1] ** 2, 1, atol=1e-5)  # not normalized
+
+
+def test_bcq_is_trained_continued_evaluated_and_recorded(recorded):
+    folder = recorded / "logs/bcq/Pendulum-v1_1"
+    assert "pendulum/new-v0" in (folder / "Pendulum-v1/config.yml").read_text()
+    assert BCQ.load(folder / "Pendulum-v1.zip").num_timesteps == 30
+    assert np.load(folder / "evaluations.npz")["timesteps"].tolist() == [20]
+    continued = ("-n", "10", "-i", str(folder / "Pendulum-v1.zip"))
+    run("train", *BCQ_SMALL, "--dataset", "pendulum/new-v0", *continued, cwd=recorded)
+    assert BCQ.load(recorded / "logs/bcq/Pendulum-v1_2/Pendulum-v1.zip")._n_updates == 40
+    said = run("report", *BCQ_AGENT, "--episodes", "1", cwd=recorded)  # its monitor file has no rows
+    assert "Mean return over 1 episodes" in said and "has no training episodes and no evaluations.npz" in said
+    run("enjoy", *BCQ_AGENT, "-n", "5", "--no-render", cwd=recorded)
+    run("record_video", *BCQ_AGENT, "-n", "5", cwd=recorded)
+    assert list((recorded / "logs/bcq/Pendulum-v1_2/videos").glob("*.mp4"))
+
+
+def test_bcq_is_shared_as_the_zoos_algorithms_are(recorded, hub_server, tmp_path):
+    """
+    An SB3 zip file, fetched by the card's own commands, acts as before. The Zoo itself imports a name that no longer exists,
+    and expects another error where there are no statistics of VecNormalize.
+    """
+    run("push_to_hub", *BCQ_AGENT, "-orga", "me", "-n", "20", "--exp-id", "1", cwd=recorded)
+    files = hub_server.files("me/bcq-Pendulum-v1")
+    assert {"bcq-Pendulum-v1.zip", "README.md", "replay.mp4"} <= set(files)
+    assert ModelCard(files["README.md"].decode()).data.eval_results[0].metric_type == "mean_reward"
+    fetch, enjoy, *_ = commands_of(files["README.md"].decode())
+    assert "TRUST_REMOTE_CODE" in run(*fetch, cwd=tmp_path, fails=True)
+    run(*fetch, cwd=tmp_path, TRUST_REMOTE_CODE="True")
+    assert "Mean reward" in run(*enjoy, "--no-render", "-n", "200", cwd=tmp_path)
+    report = ("report", *BCQ_AGENT, "--episodes", "2", "--exp-id", "1")
+    here, there = (re.search(r"Mean return.*", run(*report, cwd=folder))[0] for folder in (tmp_path, recorded))
+    assert here == there
+
+
+def test_bcq_is_searched(recorded):
+    options = "--dataset pendulum/new-v0 -optimize --n-trials 1 -n 10 --n-evaluations 1 --eval-episodes 1 --no-optim-plots"
+    assert "The best trial is number 0" in run("train", *BCQ_SMALL, *options.split(), cwd=recorded)
 
 
 # ---- the launcher ----
@@ -246,11 +275,11 @@ def broken(trained, tmp_path_factory) -> Path:
         ("enjoy --load-checkpoint 1025", "1025_steps.zip; nearest: logs/ppg/CartPole-v1_1/rl_model_1024_steps.zip"),
         ("report --exp-id 7", "CartPole-v1_7 folder was not found; there are logs/ppg/CartPole-v1_1/"),
         ("report --episodes 0", "--episodes 0"),
-        ("report -n 500", "unrecognized arguments: -n 500"),
         ("plot_train -e CartPole-v1 -w 5000", "'Training Episodic Reward' would be empty: no run here has such data"),
         ("enjoy --no-render --epsilon 2", "`epsilon`=2.0 cannot work: use a number from 0 to 1"),
         ("enjoy --env CartPole-v0 --pretrained", "nearest: ppg/CartPole-v1"),
         ("train --algo bcq --env Pendulum-v1", "BCQ learns from recorded data: name it with --dataset"),
+        ("train --algo bcq --env Pendulum-v1 --dataset pendulum/old-v0", "`dataset`='pendulum/old-v0' cannot be read"),
         ("train --dataset pendulum/new-v0", "--dataset is for bcq; ppg learns in its environment"),
         ("benchmark --no-hub --log-dir logz", "benchmark: [Errno 2] No such file or directory: 'logz'"),
         ("all_plots -e Acrobot-v1 -f logs", "'Results Acrobot-v1' would be empty"),
@@ -262,27 +291,21 @@ def test_bad_input_is_one_line(command, complaint, broken):
     assert complaint in printed and "Traceback" not in printed
 
 
-def test_help_lists_the_scripts_and_their_options():
-    said = run("--help")
-    for name in [*launcher.SCRIPTS, "--pretrained", "--continue", "--resume", "--epsilon"]:
-        assert re.search(rf"^ +{name} +\w+", said, re.MULTILINE), name
-    said = run("train", "--help")
-    assert re.search(r"--resume +with --save-freq: resume .*\[--algo .*-P, --progress", said, re.DOTALL)
+def test_help_lists_the_scripts_and_our_options_before_the_zoos():
+    assert all(f"  {name} " in run("--help") for name in [*launcher.SCRIPTS, *launcher.OWN_OPTIONS])
+    assert re.search(r"--resume .*--progress", run("train", "--help"), re.DOTALL)
     assert run("--version") == f"{sb3_ppg.__version__}\n"
 
 
-@pytest.mark.parametrize(("number", "is_said"), [(errno.ENOSPC, True), (errno.ENOENT, True), (errno.EAGAIN, False)])
+@pytest.mark.parametrize(("number", "is_said"), [(errno.ENOSPC, True), (errno.EAGAIN, False)])
 def test_a_full_disk_is_one_line(number, is_said, monkeypatch):
-    def fail(*_):
-        raise OSError(number, "model.zip could not be written")
-
-    monkeypatch.setattr(launcher, "run", fail)
+    monkeypatch.setattr(launcher, "run", Mock(side_effect=OSError(number, "model.zip could not be written")))
     assert run("train", fails=True).endswith("could not be written") == is_said
 
 
 def test_scripts_of_the_page(tmp_path, capsys):
     """A file of the user's own imports the Zoo's scripts; the processes that they start know our algorithms."""
-    first, second = ((ROOT / "docs" / "guides" / "zoo.md").read_text().split("```python")[i].split("```")[0] for i in (1, 2))
+    first, second = code_blocks("docs/guides/zoo.md")
     arguments = ["mine.py", "--algo", "ppg", "--env", "CartPole-v1", "-n", "64", "--eval-freq", "-1", "-f", "logs", *SMALL]
     run_code(first.replace("train()", f"import sys; sys.argv = {arguments!r}; train()"), cwd=tmp_path)
     assert (tmp_path / "logs" / "ppg" / "CartPole-v1_1" / "CartPole-v1.zip").exists()

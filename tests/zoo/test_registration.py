@@ -1,7 +1,5 @@
 """``register()`` and ``patched()``, environments, hyperparameter files, and ``Manager`` as the Zoo's scripts use it."""
 
-import subprocess
-import sys
 from argparse import Namespace
 from pathlib import Path
 
@@ -11,63 +9,26 @@ import pandas as pd
 import pytest
 import rl_zoo3
 import yaml
-from gymnasium.envs.registration import EnvSpec
 from rl_zoo3.utils import SimpleLinearSchedule
-from sb3_contrib.common.envs import InvalidActionEnvDiscrete
 from stable_baselines3 import PPO
 
 from benchmarks import learning
+from benchmarks.harness import RESULTS
 from benchmarks.starts import tuned_entries
 from benchmarks.suites.contestants import TASKS, Training, entry
 from sb3_ppg import MaskablePPG
 from sb3_ppg.zoo import ALGOS, patched, register
 from sb3_ppg.zoo.hyperparameters import FAMILIES, hyperparameter_file
 from sb3_ppg.zoo.manager import Manager
-from tests.helpers import ROOT
+from tests.helpers import run_in_a_new_process
+from tests.zoo.programs import register_and_repair
 
 pytestmark = pytest.mark.slow
-
-# What the Zoo's modules and classes, and those that scripts change otherwise, consist of, before and after
-REGISTERS = """
-import importlib, os, subprocess
-import rl_zoo3
-from matplotlib import pyplot as plt
-from sb3_ppg import MaskablePPG
-
-names = ["callbacks", "exp_manager", "hyperparams_opt", "load_from_hub", "train", "utils", "plots.plot_train"]
-modules = [rl_zoo3, *(importlib.import_module(f"rl_zoo3.{name}") for name in names), subprocess, plt]
-plt.get_backend()  # which is chosen when it is first asked for
-owners = [*modules, MaskablePPG, *(one for module in modules for one in vars(module).values() if isinstance(one, type))]
-tables = ["ALGOS", "HYPERPARAMS_SAMPLER", "HYPERPARAMS_CONVERTER"]
-
-def state():
-    found = {(owner, name): value for owner in owners for name, value in vars(owner).items()}
-    return found | {(table, name): value for table in tables for name, value in vars(rl_zoo3.exp_manager)[table].items()}
-
-def changes(before):
-    after = state()
-    return {key for key in before.keys() | after.keys() if before.get(key) is not after.get(key)}
-
-before = state()
-from sb3_ppg.zoo import ALGOS, patched, register
-register()
-managers = {(module, "ExperimentManager") for module in (rl_zoo3.exp_manager, rl_zoo3.train)}
-assert changes(before) == managers | {(table, algo) for table in tables for algo in (*ALGOS, "bcq")}
-assert rl_zoo3.train.ExperimentManager.__name__ == "Manager"
-registered = state()
-register()
-assert not changes(registered)
-with patched():
-    assert len(changes(registered)) > 5
-    assert rl_zoo3.create_test_env is rl_zoo3.utils.create_test_env is not registered[rl_zoo3.utils, "create_test_env"]
-assert not changes(registered)
-"""
 
 
 def test_registering_sets_one_name_and_repairs_end_with_their_block():
     """Also in ``train`` that was imported before; the Zoo's classes stay as they were, and a second call changes nothing."""
-    done = subprocess.run([sys.executable, "-c", REGISTERS], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    assert run_in_a_new_process(register_and_repair) == "done"
 
 
 def test_other_algorithms_are_the_zoos(tmp_path, monkeypatch):
@@ -79,29 +40,20 @@ def test_other_algorithms_are_the_zoos(tmp_path, monkeypatch):
     assert type(model) is PPO and isinstance(model.learning_rate, SimpleLinearSchedule)
 
 
-class FewActions(InvalidActionEnvDiscrete):
-    def __init__(self, n_possible: int):
-        super().__init__(dim=20, n_invalid_actions=20 - n_possible)
-        self.n_possible = n_possible
-
-    def action_masks(self):
-        return np.arange(20) < self.n_possible
-
-
-def test_a_model_acts_under_the_masks_of_the_environment_that_it_is_played_in(monkeypatch):
+def test_a_model_acts_under_the_masks_of_the_environment_that_it_is_played_in():
     """The one that was made last; if it is given masks, it acts under those."""
-    monkeypatch.setitem(gym.registry, "FewActions-v0", EnvSpec("FewActions-v0", FewActions))
-    model = MaskablePPG("MlpPolicy", FewActions(2), n_steps=16, batch_size=16)
+    model = MaskablePPG("MlpPolicy", "InvalidActionsDiscrete-v0", n_steps=16, batch_size=16)
 
     def actions(**masks) -> set[int]:
         return {int(model.predict(np.array(0), **masks)[0]) for _ in range(200)}
 
     with patched():
-        for n_possible in (2, 5):
-            options = {"n_possible": n_possible}
-            rl_zoo3.utils.create_test_env("FewActions-v0", hyperparams={}, should_render=False, env_kwargs=options)
-            assert actions() == set(range(n_possible))
-        assert actions(action_masks=np.arange(20) == 7) == {7}
+        for n_invalid_actions in (99, 97):
+            options = dict(hyperparams={}, should_render=False, env_kwargs=dict(n_invalid_actions=n_invalid_actions))
+            env = rl_zoo3.utils.create_test_env("InvalidActionsDiscrete-v0", **options)
+            env.reset()
+            assert actions() == {*np.flatnonzero(env.env_method("action_masks")[0])}
+        assert actions(action_masks=np.arange(100) == 7) == {7}
     assert len(actions()) > 5
 
 
@@ -146,37 +98,29 @@ def test_every_entry_of_our_files_makes_a_model(algo, entry, tmp_path, monkeypat
     model.env.close()
 
 
-VARIANTS = {
-    "CartPoleNoVel-v1": ("CartPole-v1 without velocities", "RecurrentPPG", "ppg_lstm"),
-    "InvalidActionsDiscrete-v0": ("100 actions, 80 invalid", "MaskablePPG", "ppg_mask"),
-    "InvalidActionsMultiDiscrete-v0": ("4 x 4 x 4 actions, 6 of 12 invalid", "MaskablePPG", "ppg_mask"),
-    "InvalidActionsMultiBinary-v0": ("10 binary actions, 5 of 20 invalid", "MaskablePPG", "ppg_mask"),
+# Entries, and their task and contestant in the benchmarks' tables
+LEARNED = {("ppg", env_id): (f"{env_id}, RL Zoo", "PPG") for env_id in learning.ZOO_ENVS} | {
+    ("ppg_lstm", "CartPoleNoVel-v1"): ("CartPole-v1 without velocities", "RecurrentPPG"),
+    ("ppg_mask", "InvalidActionsDiscrete-v0"): ("100 actions, 80 invalid", "MaskablePPG"),
+    ("ppg_mask", "InvalidActionsMultiDiscrete-v0"): ("4 x 4 x 4 actions, 6 of 12 invalid", "MaskablePPG"),
+    ("ppg_mask", "InvalidActionsMultiBinary-v0"): ("10 binary actions, 5 of 20 invalid", "MaskablePPG"),
 }
 
 
-def test_every_variant_was_run_with_the_hyperparameters_of_our_file():
-    results = pd.read_csv(ROOT / "benchmarks" / "results" / "variants.csv")
-    for env_id, (title, contestant, algo) in VARIANTS.items():
-        rows = results[(results.task == title) & (results.contestant == contestant)]
-        hashed = learning.hyperparameters(algo, entry(algo, env_id))
-        assert len(rows[rows.hyperparameters == hashed]) >= 3, env_id
-
-
 def test_no_entry_claims_to_be_tuned_that_was_not_run():
-    """The benchmark's table shows it, with the hyperparameters that it was run with."""
-    tuned = [name for name, comment in tuned_entries("ppg").items() if comment == "# Tuned"]
-    results = pd.read_csv(ROOT / "benchmarks" / "results" / "learning.csv")
-    assert set(tuned) == set(learning.ZOO_ENVS)
-    for env_id in tuned:
-        rows = results[(results.task == f"{env_id}, RL Zoo") & (results.contestant == "PPG")]
-        assert set(rows.hyperparameters) == {learning.hyperparameters("ppg", entry("ppg", env_id))} and len(rows) >= 3, env_id
+    """The benchmarks' tables show it, with the hyperparameters that it was run with."""
+    assert {name for name, comment in tuned_entries("ppg").items() if comment == "# Tuned"} == {*learning.ZOO_ENVS}
+    results = pd.concat(pd.read_csv(RESULTS / name) for name in ("learning.csv", "variants.csv"))
+    for (algo, env_id), (task, contestant) in LEARNED.items():
+        rows = results[(results.task == task) & (results.contestant == contestant)]
+        assert set(rows.hyperparameters) == {learning.hyperparameters(algo, entry(algo, env_id))} and len(rows) >= 3, env_id
 
 
 @pytest.mark.parametrize("algo", ["ppg", "ppg_lstm"])
 def test_no_entry_claims_to_be_tuned_that_the_suites_have_not_run(algo):
     """Where the comment says more than that, and for a suite's own entry in all of its tasks."""
     tuned = [name for name, comment in tuned_entries(algo).items() if comment.endswith(". Tuned")]
-    results = pd.read_csv(ROOT / "benchmarks" / "results" / "suites.csv")
+    results = pd.read_csv(RESULTS / "suites.csv")
     assert tuned
     for name in tuned:
         tasks = [task for task in TASKS if name in (task.env_id, task.suite)]

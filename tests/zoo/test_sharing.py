@@ -1,5 +1,6 @@
-"""``sb3-ppg push_to_hub`` and ``sb3-ppg load_from_hub``."""
+"""``push_to_hub``, ``load_from_hub`` and ``--pretrained``, with the agents under ``pretrained``."""
 
+import itertools
 import json
 import os
 import re
@@ -10,7 +11,6 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-import torch as th
 import yaml
 from huggingface_sb3 import EnvironmentName
 from hypothesis import given
@@ -18,27 +18,29 @@ from hypothesis import strategies as st
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecNormalize
 
-from sb3_ppg import PPG, hub
+from benchmarks import pretrained
+from benchmarks.starts import tuned_entries
+from benchmarks.suites.contestants import TASKS
+from sb3_ppg import hub
 from sb3_ppg.errors import ModelFormatError
 from sb3_ppg.hub.files import read_json
 from sb3_ppg.hub.pretrained import ARRAYS, DESCRIPTION
+from sb3_ppg.zoo import ALGOS, patched
+from sb3_ppg.zoo.scripts import agent_parser, evaluate, is_deterministic, load_agent
 from sb3_ppg.zoo.sharing import MAX_BYTES, WRAPPERS, ZOO, Environment, Settings, unpack
-from tests.helpers import run, run_code
-from tests.hub.small_models import nested, small_model, zip_repository
+from tests.helpers import ROOT, run, run_code
+from tests.hub.small_models import honest, malicious_zip, nested, small_model, write
 from tests.hub.test_attack import changed_json
 from tests.hub.watch import watched
-from tests.saving.small_models import everything
 from tests.zoo.programs import SMALL
 
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def repository(tmp_path_factory) -> Path:
     """A folder with a small model."""
-    folder = tmp_path_factory.mktemp("repository")
-    hub.save_pretrained(small_model(), folder)
-    return folder
+    return write(honest("settings").files, tmp_path_factory.mktemp("repository"))
 
 
 @pytest.fixture
@@ -53,8 +55,17 @@ def commands_of(card: str) -> list[list[str]]:
     return [line.split("#")[0].split()[1:] for line in re.findall(r"^sb3-ppg .*", card, re.MULTILINE)]
 
 
-def snippets_of(card: str) -> list[str]:
-    return re.findall(r"```python\n(.*?)```", card, re.DOTALL)
+def follow(card: str, *options: str) -> tuple[list[str], list[str]]:
+    """Do what a card says, in a new folder that becomes the working folder; return its command that fetches, and snippets."""
+    Path("elsewhere").mkdir()
+    os.chdir("elsewhere")
+    fetch, enjoy = commands_of(card)
+    run(*fetch)
+    assert "Mean reward" in run(*enjoy, "--no-render", *options)
+    snippets = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
+    for snippet in snippets:
+        run_code(snippet)
+    return fetch, snippets
 
 
 def load_from_hub(*options: str, fails: bool = False) -> str:
@@ -84,7 +95,7 @@ def test_share_a_run_and_fetch_it(hub_server, folder):
     assert dry.endswith("Not shared: these files would be me/ppg-CartPole-v1: here\n") and not hub_server.repositories
     output = run(*push)
     files = hub_server.files("me/ppg-CartPole-v1")
-    assert {path.name for path in (folder / "here").iterdir()} == {*files} - {".gitattributes"}
+    assert {path.name for path in (folder / "here").iterdir()} == {*files}
     assert {DESCRIPTION, ARRAYS, ZOO, "README.md", "replay.mp4", "learning_curve.png"} <= set(files)
     assert not any(name.endswith((".zip", ".pkl", ".yml", ".csv", ".npz")) for name in files)
     assert files["replay.mp4"][4:8] == b"ftyp" and files["learning_curve.png"].startswith(b"\x89PNG")
@@ -92,21 +103,8 @@ def test_share_a_run_and_fetch_it(hub_server, folder):
     assert "replay.mp4" in card and "learning_curve.png" in card and "Mean return" in output
     assert "| environments in parallel | 2 |" in card and hub.load("me/ppg-CartPole-v1").n_envs == 2
 
-    elsewhere = folder / "elsewhere"
-    elsewhere.mkdir()
-    os.chdir(elsewhere)
-    fetch, enjoy = commands_of(card)
-    assert [fetch[0], enjoy[0]] == ["load_from_hub", "enjoy"]
-    run(*fetch)
-    assert "Mean reward" in run(*enjoy, "--no-render")
-    for snippet in snippets_of(card):
-        run_code(snippet)
-
-    fetched, original = elsewhere / "logs" / "ppg" / "CartPole-v1_1", folder / "logs" / "ppg" / "CartPole-v1_1"
-    tensors = [everything(PPG.load(run_folder / "CartPole-v1.zip", device="cpu")) for run_folder in (original, fetched)]
-    for one in tensors:
-        del one["counters"]  # shared models have no rollouts of the present phase
-    th.testing.assert_close(*tensors, rtol=0, atol=0)
+    fetch, _ = follow(card)
+    fetched, original = (place / "logs" / "ppg" / "CartPole-v1_1" for place in (folder / "elsewhere", folder))
     one, other = (
         VecNormalize.load(str(run_folder / "CartPole-v1" / "vecnormalize.pkl"), make_vec_env("CartPole-v1"))
         for run_folder in (original, fetched)
@@ -119,9 +117,9 @@ def test_share_a_run_and_fetch_it(hub_server, folder):
     assert returns[0] == returns[1] and float(returns[0].split()[-1]) <= 9 and "Learning curve: none" in here
 
     run("train", "--env", "CartPole-v1", "-i", str(fetched / "CartPole-v1.zip"), "-n", "64", "--eval-freq", "-1", *SMALL)
-    assert (elsewhere / "logs" / "ppg" / "CartPole-v1_2" / "CartPole-v1.zip").exists()
+    assert fetched.with_name("CartPole-v1_2").joinpath("CartPole-v1.zip").exists()
     run(*fetch, "--exp-id", "1", "--force", "--revision", "main")
-    assert sorted(path.name for path in (elsewhere / "logs").iterdir()) == ["ppg"]  # nothing half-made is left
+    assert len(list(fetched.parent.iterdir())) == 2 and len(list(fetched.parent.parent.iterdir())) == 1  # nothing half-made
 
 
 @pytest.mark.parametrize(("algo", "env_id"), [("ppg_lstm", "CartPoleNoVel-v1"), ("ppg_mask", "InvalidActionsDiscrete-v0")])
@@ -134,16 +132,9 @@ def test_share_a_run_of_a_variant_and_fetch_it(hub_server, folder, algo, env_id)
     card = hub_server.files(f"me/{algo}-{env_id}")["README.md"].decode()
     assert type(hub.load(f"me/{algo}-{env_id}")).__name__ in card
 
-    (folder / "elsewhere").mkdir()
-    os.chdir(folder / "elsewhere")
-    fetch, enjoy = commands_of(card)
-    run(*fetch)
-    assert "Mean reward" in run(*enjoy, "--no-render", "-n", "200")
-    snippets = snippets_of(card)
+    _, snippets = follow(card, "-n", "200")
     assert len(snippets) == (algo == "ppg_lstm")  # the masks' environments are known to the commands alone
-    for snippet in snippets:
-        assert "episode_starts" in snippet
-        run_code(snippet)
+    assert all("episode_starts" in snippet for snippet in snippets)
     other = ("load_from_hub", "--env", env_id, "-orga", "me", "-name", f"{algo}-{env_id}")
     assert f"use --algo {algo}" in run(*other, fails=True)
 
@@ -254,7 +245,73 @@ def test_the_well_known_wrappers_exist():
 
 
 def test_a_zip_in_the_place_of_a_model(hub_server, folder):
-    ran = zip_repository(hub_server, folder)
-    hub_server.repositories["me/model"] = hub_server.repositories["stranger/model"]
+    ran = malicious_zip(folder)
+    share(folder)
+    files = {"ppg-CartPole-v1.zip": (folder / "model.zip").read_bytes()}
+    hub_server.repositories["me/model"].commit("main", files, [*hub_server.files("me/model")])
     assert "runs whatever code its author put in" in load_from_hub(fails=True)
     assert not ran.exists()
+
+
+# ---- the agents under `pretrained` ----
+
+FOLDER = ROOT / "pretrained"
+AGENTS = sorted(path for path in FOLDER.glob("*/*"))
+
+
+@pytest.mark.parametrize("folder", AGENTS, ids=lambda folder: str(folder.relative_to(FOLDER)))
+def test_an_agent_is_as_good_as_its_card_says(folder, tmp_path):
+    card = (folder / "README.md").read_text()
+    ((mean, std, how),) = re.findall(r"Mean return \*\*(-?[\d.]+) ± ([\d.]+)\*\* .* with (\w+) actions", card)
+    mean, std, deterministic = float(mean), float(std), {"deterministic": True, "stochastic": False}[how]
+    agent = next(agent for agent in pretrained.AGENTS if agent.name == str(folder.relative_to(FOLDER)))
+    env_name, options = EnvironmentName(agent.env_id), ["--algo", agent.algo, "-f", str(tmp_path), "--device", "cpu"]
+    unpack(folder, agent.algo, env_name, tmp_path / agent.algo / f"{env_name}_1")
+    args = agent_parser("", n_episodes=5).parse_args(options)
+    args.env = env_name
+    with patched():
+        evaluation = evaluate(load_agent(args)[0], args)
+    assert evaluation.deterministic == deterministic
+    args.deterministic = True
+    assert is_deterministic(args)
+    args.stochastic = True
+    assert not is_deterministic(args)
+    assert abs(evaluation.mean - mean) <= 4 * std / 5**0.5 + 1e-2
+
+
+@pytest.mark.parametrize("algo", ALGOS)
+def test_every_tuned_entry_has_an_agent(algo):
+    """For entries of many environments: each that the suites have. Those whose files are large are left out."""
+    env_ids = [[task.env_id for task in TASKS if task.suite == name] or [name] for name in tuned_entries(algo)]
+    names = {f"{algo}/{EnvironmentName(env_id)}" for env_id in itertools.chain(*env_ids)} - {*pretrained.LEFT_OUT}
+    assert names == {agent.name for agent in pretrained.AGENTS if agent.algo == algo}
+    assert names == {f"{algo}/{path.name}" for path in AGENTS if path.parent.name == algo}
+    assert sum(path.stat().st_size for path in FOLDER.rglob("*") if path.is_file()) < 30e6
+
+
+def test_a_file_that_is_replaced_while_it_is_read_is_read_whole(tmp_path):
+    """Another command may read it: files are not written in place."""
+    folder = AGENTS[0]
+    place = (folder.parent.name, EnvironmentName(folder.name), tmp_path / "run")
+    unpack(folder, *place)
+    (model,) = (tmp_path / "run").glob("*.zip")
+    whole = model.read_bytes()
+    with model.open("rb") as reader:
+        unpack(folder, *place)
+        assert reader.read() == whole and os.fstat(reader.fileno()).st_nlink == 0
+
+
+def test_the_commands(tmp_path):
+    """An agent is unpacked as a training like others, here in a folder of one's own."""
+    assert "Mean reward: 500" in run("enjoy", "--env", "CartPole-v1", "--pretrained", "--no-render", "-n", "600", cwd=tmp_path)
+    assert "Mean return over 2 episodes: 500.0" in run("report", "--pretrained", "--episodes", "2", cwd=tmp_path)
+    unpacked = tmp_path / "logs" / "pretrained" / "ppg" / "CartPole-v1_1"
+    assert (unpacked / "learning_curve.png").exists() and (unpacked / "evaluations.npz").exists()
+    options = ("-n", "64", "-params", "n_envs:1", "n_steps:64", "compile_updates:False", "--eval-freq", "-1")
+    output = run("train", "--env", "CartPole-v1", "--pretrained", *options, cwd=tmp_path)
+    assert "Loading pretrained agent" in output and "the phase starts over" not in output
+
+
+def test_agents_of_the_working_folder_come_first(tmp_path):
+    (tmp_path / "pretrained" / "ppg" / "CartPole-v1").mkdir(parents=True)
+    assert "pretrained/ppg/CartPole-v1 holds no model" in run("report", "--pretrained", cwd=tmp_path, fails=True)

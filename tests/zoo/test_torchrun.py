@@ -24,28 +24,10 @@ from tests.zoo.programs import end_of, program
 pytestmark = pytest.mark.slow
 TRAIN = ["-m", "sb3_ppg", "train", "--env", "CartPole-v1", "--seed", "3"]
 SMALL = "-params compile_updates:False n_envs:2 n_steps:16 batch_size:16 n_policy_iterations:3 aux_batch_size:16".split()
-# An environment whose process kills itself once, in a run of two, after so many steps
-DEADLY = """
-import os, signal
-import gymnasium as gym
-
-class Deadly(gym.Wrapper):
-    def step(self, action):
-        mark, rank, (victim, n) = "died", os.environ.get("RANK", "0"), os.environ["DEADLY"].split(":")
-        self.n = getattr(self, "n", 0) + 1
-        if rank == victim and self.n == int(n) and not os.path.exists(mark):
-            open(mark, "w").close()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return self.env.step(action)
-
-gym.register("Deadly-v0", lambda **kwargs: Deadly(gym.make("CartPole-v1", **kwargs)), max_episode_steps=500)
-"""
 
 
 def start(arguments: list[str], cwd: Path, *options: str, n: int = 2, **environment: str) -> subprocess.Popen:
-    rendezvous = () if {"--rdzv-endpoint", "--standalone"} & {*options} else ("--master-port", str(free_port()))
-    agent = ["-m", "torch.distributed.run", "--nproc-per-node", str(n), *rendezvous, *options]
-    return program([*agent, *arguments], cwd, **environment)
+    return program(["-m", "torch.distributed.run", "--nproc-per-node", str(n), *options, *arguments], cwd, **environment)
 
 
 def test_two_processes_are_one_run_that_goes_on_when_one_is_killed(tmp_path):
@@ -53,35 +35,23 @@ def test_two_processes_are_one_run_that_goes_on_when_one_is_killed(tmp_path):
     One folder, one evaluation, one log; monitor files of all environments; steps are those of all. ``--max-restarts`` needs no
     change to the command line, and keeps everything in the folder.
     """
-    (tmp_path / "deadly.py").write_text(DEADLY)
-    train = "-m sb3_ppg train --env Deadly-v0 --gym-packages deadly --eval-freq 96 --eval-episodes 1 --save-freq 64 --seed 3"
-    (tmp_path / "mine.yml").write_text(
-        "Deadly-v0:\n  n_timesteps: 576\n  policy: MlpPolicy\n  n_envs: 2\n  n_steps: 16\n  batch_size: 16\n"
-        "  n_policy_iterations: 3\n  normalize: true\n  compile_updates: false\n"
-    )
-    command = [*train.split(), "-conf", "mine.yml"]
+    options = "--env Deadly-v0 --gym-packages tests.zoo.programs --eval-freq 96 --eval-episodes 1 --save-freq 64 --seed 3"
+    command = ["-m", "sb3_ppg", "train", *options.split(), "-n", "576", *SMALL, "normalize:True"]
     code, output = end_of(start(command, tmp_path, "--standalone", "--max-restarts", "1", DEADLY="1:100"))
     assert code == 0, output
     (run,) = (tmp_path / "logs" / "ppg").iterdir()
     (steps,) = re.findall(r"Going on after (\d+) steps", output)
     assert 64 <= int(steps) <= 100 * 4 and int(steps) % 64 == 0
     assert output.count("Seed: 3") == 2 and output.count("Saving to ") == 1  # in the first process, before and after the kill
-    assert [int(n) for n in re.findall(r"total_timesteps +\| (\d+)", output)][-2:] == [576, 576]
+    assert PPG.load(run / "Deadly-v0.zip").num_timesteps == 576 and (run / "Deadly-v0" / "vecnormalize.pkl").exists()
     evaluated = np.load(run / "evaluations.npz")["timesteps"]
     assert list(evaluated) == list(range(96, 577, 96))  # those of before the kill, too, and none twice
-    checkpoints = {path.name for path in run.glob("rl_model_*")}
-    assert {f"rl_model_{n}_steps.zip" for n in range(64, 577, 64)} <= checkpoints
-    assert {name.split(".", 1)[1] for name in checkpoints if "576" in name} == {
-        "zip", "aux_buffer.0_of_2.npz", "aux_buffer.1_of_2.npz"
-    }  # fmt: skip
-    assert (run / "Deadly-v0" / "vecnormalize.pkl").exists() and (run / "Deadly-v0.zip").exists()
+    assert {steps_of(path) for path in run.glob("rl_model_*.zip")} == {*range(64, 577, 64)}
     assert not (run / "unfinished.json").exists()
     assert {path.name for path in run.glob("*.monitor.csv")} == {f"{number}.monitor.csv" for number in range(8)}
     episodes = [(run / f"{number}.monitor.csv").read_text().splitlines()[2:] for number in range(8)]
-    lengths = [
-        tuple(row.split(",")[1] for row in [*before, *after]) for before, after in zip(episodes[:4], episodes[4:], strict=True)
-    ]
-    assert len({*lengths}) == 4  # no process repeats another
+    lengths = [tuple(row.split(",")[1] for row in rows) for rows in episodes]
+    assert len({*zip(lengths[:4], lengths[4:], strict=True)}) == 4  # no process repeats another
 
 
 def test_nodes_may_come_and_go(tmp_path):
@@ -139,12 +109,12 @@ def latest(run: Path) -> int:
 # ---- several commands and scripts in the same two processes ----
 
 TRACKER = """
-from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 def init(**_):
     with open("begun", "a") as file:
         file.write("one\\n")
-    return SimpleNamespace(config=SimpleNamespace(setdefaults=print))
+    return MagicMock()
 """
 
 
@@ -205,8 +175,7 @@ def two(tmp_path_factory) -> tuple[Path, list[tuple]]:
         (folder / name).mkdir()
     (folder / "process_1" / "mine").write_text("a file")
     (folder / "wandb.py").write_text(TRACKER)
-    page = (ROOT / "docs" / "distributed.md").read_text()
-    code, resumable = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    code, resumable = helpers.code_blocks("docs/distributed.md")
     codes = [code.replace("100_000", "2048"), *(resumable.replace("100_000", n) for n in ("4096", "8192"))]
     return folder, in_processes(all_of_these, folder, codes)
 

@@ -8,22 +8,25 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
+from typing import ClassVar
+from unittest.mock import Mock, patch
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch as th
 import yaml
 from rl_zoo3.exp_manager import ExperimentManager
 from stable_baselines3 import PPO
+from stable_baselines3.common.callbacks import CheckpointCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.monitor import load_results
 
-from sb3_ppg import PPG, PhasicCheckpointCallback, hub, latest_checkpoint
+from sb3_ppg import PPG, PhasicCheckpointCallback, VectorRewards, hub, latest_checkpoint
 from sb3_ppg.zoo import ALGOS
 from sb3_ppg.zoo.resuming import MARKER, forget_later_episodes, make_run_folder, mark_unfinished, unfinished_run
-from tests.helpers import ROOT, changed, run, wait_for, weights
+from tests.helpers import NESTED, VECTOR, MaskedEnv, RandomEnv, VectorRewardEnv, changed, run, wait_for, weights
 from tests.zoo.programs import SMALL, end_of, output_of, program
 from tests.zoo.test_commands import n_frames
 
@@ -41,10 +44,7 @@ def test_training_goes_on_exactly(tmp_path):
     resume = (*options, "--continue", "-i", str(first / "CartPole-v1.zip"))
     outputs = [run(*resume, "-n", "384", "-f", folder, *SMALL, cwd=tmp_path) for folder in ("second", "third")]
     assert all("Going on after 192 steps" in output and "CartPole-v1.aux_buffer.npz" in output for output in outputs)
-    models = [
-        PPG.load(tmp_path / folder / "ppg" / "CartPole-v1_1" / "CartPole-v1.zip", device="cpu")
-        for folder in ("second", "third")
-    ]
+    models = [PPG.load(tmp_path / f"{folder}/ppg/CartPole-v1_1/CartPole-v1.zip") for folder in ("second", "third")]
     for model in models:
         assert model.num_timesteps == 384 and model.n_aux_phases == 3
         assert model.policy.optimizer.param_groups[0]["lr"] == 0  # which the file's schedule decreases to the end
@@ -62,10 +62,10 @@ def test_a_prior_is_an_agent_of_the_zoo_or_a_shared_one_with_its_normalization(t
     hub.save_pretrained(PPG.load(trained / "logs" / "ppg" / "CartPole-v1_1" / "CartPole-v1.zip"), tmp_path / "shared")
     own = tmp_path / "logs" / "ppg" / "CartPole-v1_1" / "CartPole-v1.zip"
     found = []
-    for prior in (theirs / "CartPole-v1.zip", tmp_path / "shared", "self"):
+    for number, prior in enumerate((theirs / "CartPole-v1.zip", tmp_path / "shared", "self"), 1):
         continued = ("-i", str(own)) if prior == "self" else ()
         run(*options, *continued, "--prior", str(prior), *SMALL, "prior_coef:'lin_0.5'", cwd=tmp_path)
-        found.append(PPG.load(latest_run(tmp_path) / "CartPole-v1.zip", device="cpu"))
+        found.append(PPG.load(tmp_path / f"logs/ppg/CartPole-v1_{number}/CartPole-v1.zip", device="cpu"))
     of_ppo, of_shared, of_self = (model.prior for model in found)
     with (theirs / "CartPole-v1" / "vecnormalize.pkl").open("rb") as file:
         np.testing.assert_array_equal(of_ppo.normalizer.obs_rms.mean, pickle.load(file).obs_rms.mean)
@@ -76,36 +76,21 @@ def test_a_prior_is_an_agent_of_the_zoo_or_a_shared_one_with_its_normalization(t
     assert "--prior is for trainings, not searches, of ppg" in message
 
 
-def latest_run(folder: Path) -> Path:
-    return max((folder / "logs" / "ppg").iterdir(), key=lambda path: int(path.name.split("_")[-1]))
-
-
-STRICT = f"""
-import sys
-
-import gymnasium
-import numpy
-
-sys.path.append({str(ROOT)!r})
-from sb3_ppg import VectorRewards
-from tests.helpers import NESTED, VECTOR, MaskedEnv, RandomEnv, VectorRewardEnv  # in which an invalid action is an error
-
-
 class Filmed(RandomEnv):
-    metadata = dict(render_modes=["rgb_array"], render_fps=50)
+    metadata: ClassVar[dict] = dict(render_modes=["rgb_array"], render_fps=50)
 
     def __init__(self, render_mode=None):
         super().__init__(VECTOR, NESTED)
         self.render_mode = render_mode
 
     def render(self):
-        return numpy.full((64, 64, 3), self.steps, numpy.uint8)
+        return np.full((64, 64, 3), self.steps, np.uint8)
 
 
-gymnasium.register("Strict-v0", MaskedEnv, vector_entry_point=None)
-gymnasium.register("Nested-v0", Filmed)
-gymnasium.register("Goals-v0", lambda: VectorRewards(VectorRewardEnv(), weights=[1.0, 0.5]))
-"""
+# For --gym-packages; in the tests' environments an invalid action is an error
+gym.register("Strict-v0", MaskedEnv)
+gym.register("Nested-v0", Filmed)
+gym.register("Goals-v0", lambda: VectorRewards(VectorRewardEnv(), weights=[1.0, 0.5]))
 
 
 @pytest.mark.parametrize(
@@ -117,24 +102,20 @@ def test_every_command_knows_the_variants(algo, env_id, tmp_path):
     LSTM states, masks, nested actions and vector rewards work wherever an agent acts: training, evaluation, searches, enjoy,
     report.
     """
-    (tmp_path / "strict.py").write_text(STRICT)
-    which = ("--algo", algo, "--env", env_id, "--gym-packages", "strict")
+    which = ("--algo", algo, "--env", env_id, "--gym-packages", __name__)
     small = (*SMALL, "reward_weights:[1.0,0.5]", "normalize:False") if env_id == "Goals-v0" else SMALL
     training = ("-n", "192", "--eval-freq", "64", "--eval-episodes", "1", "--seed", "1", *small)
-    run("train", *which, *training, "--save-freq", "64", "--save-replay-buffer", cwd=tmp_path)
+    run("train", *which, *training, cwd=tmp_path)
     folder = tmp_path / "logs" / algo / f"{env_id}_1"
-    assert {"best_model.zip", "evaluations.npz", f"{env_id}.zip", f"{env_id}.aux_buffer.npz"} <= {
-        path.name for path in folder.iterdir()
-    }
+    assert {"best_model.zip", "evaluations.npz"} <= {path.name for path in folder.iterdir()}
     model = ALGOS[algo].load(folder / f"{env_id}.zip")
     assert model.num_timesteps == 192 and model.n_aux_phases == 1
     assert model.n_reward_components == (2 if env_id == "Goals-v0" else None)
     for epsilon in ([], ["--epsilon", "0.5"]):
-        played = run("enjoy", *which, "--no-render", "-n", "150", *epsilon, cwd=tmp_path)
-        assert "Mean episode length" in played
+        assert "Mean episode length" in run("enjoy", *which, "--no-render", "-n", "150", *epsilon, cwd=tmp_path)
         assert "over 1 episodes" in run("report", *which, "--episodes", "1", *epsilon, cwd=tmp_path)
     if env_id == "Nested-v0":
-        run("record_video", "--env", env_id, "-n", "30", cwd=tmp_path)  # it has no --gym-packages
+        run("record_video", "--env", env_id, "-n", "30", cwd=tmp_path)
         assert n_frames(next((folder / "videos").glob("*.mp4"))) == 31
     search = "-optimize --n-trials 1 --n-evaluations 1 --eval-episodes 1 --no-optim-plots -n 384 -params n_envs:2".split()
     assert "Number of finished trials:  1" in run("train", *which, *search, "--seed", "1", cwd=tmp_path)
@@ -142,15 +123,8 @@ def test_every_command_knows_the_variants(algo, env_id, tmp_path):
 
 @pytest.mark.parametrize("cls", [PPG, PPO])
 def test_ctrl_c_saves_the_model_and_its_number_of_steps(cls, tmp_path, monkeypatch):
-    """``benchmark`` shows the number. Here the signal comes in the third rollout of 64 steps."""
-    train = cls.train
-
-    def interrupted(model):
-        if model.num_timesteps == 192:
-            raise KeyboardInterrupt
-        train(model)
-
-    monkeypatch.setattr(cls, "train", interrupted)
+    """``benchmark`` shows the number. Here the signal comes in the third update, each after 64 steps."""
+    monkeypatch.setattr(cls, "train", Mock(side_effect=[None, None, KeyboardInterrupt]))
     algo = cls.__name__.lower()
     small = ("-params", "n_envs:2", "n_steps:32", "batch_size:32", "n_epochs:1", "learning_rate:0.001", "clip_range:0.2")
     options = ("--env", "CartPole-v1", "-n", "20000", "--eval-freq", "-1", "--save-replay-buffer")
@@ -176,15 +150,14 @@ raise RuntimeError("an error")
     assert done.returncode == 1 and done.stderr.endswith("RuntimeError: an error\n")
 
 
+class Mine(CheckpointCallback):
+    def __init__(self):
+        super().__init__(save_freq=16, save_path="saved")
+
+
 def test_a_users_own_checkpoint_callback_is_kept(tmp_path):
-    (tmp_path / "mine.py").write_text(
-        "from stable_baselines3.common.callbacks import CheckpointCallback\n"
-        "class Mine(CheckpointCallback):\n"
-        "    def __init__(self):\n"
-        "        super().__init__(save_freq=16, save_path='saved')\n"
-    )
     options = ("--env", "CartPole-v1", "-n", "64", "--eval-freq", "-1")
-    run("train", *options, *SMALL, "callback:'mine.Mine'", cwd=tmp_path)
+    run("train", *options, *SMALL, f"callback:'{__name__}.Mine'", cwd=tmp_path)
     assert {path.name for path in (tmp_path / "saved").iterdir()} == {f"rl_model_{n}_steps.zip" for n in (32, 64)}
 
 
@@ -218,15 +191,16 @@ def test_two_commands_at_once_have_folders_of_their_own(tmp_path):
         make_run_folder(str(tmp_path / "logs" / "Mine-v1_1"))
 
 
-def test_only_a_run_with_these_options_is_resumed_and_only_when_its_process_has_ended(tmp_path, monkeypatch):
+def test_only_a_run_with_these_options_is_resumed_and_only_when_its_process_has_ended(tmp_path):
     """The newest one; and that with the seed of the command line, if it names one."""
     options, folders = {"n_timesteps": "100"}, [tmp_path / f"CartPole-v1_{number}" for number in (2, 9, 10)]
     for folder in folders:
         folder.mkdir()
 
-    def found(options):
+    def found(options, *arguments):
         """Not for long: the marker is closed when this returns, as when its process ends."""
-        run = unfinished_run(tmp_path, options)
+        with patch.object(sys, "argv", ["sb3-ppg", *arguments]):
+            run = unfinished_run(tmp_path, options)
         return run and (Path(run[0].name).parent, run[1])
 
     assert found(options) is None
@@ -242,66 +216,50 @@ def test_only_a_run_with_these_options_is_resumed_and_only_when_its_process_has_
     assert found(options) == (folders[0], 5)  # no run is resumed twice
     assert found({"n_timesteps": "200"}) is None
     resumed[0].close()
-    for seed, folder in ((5, folders[0]), (6, folders[1])):
-        monkeypatch.setattr(sys, "argv", ["sb3-ppg", "--seed", str(seed)])
-        assert found(options) == (folder, seed)
-    monkeypatch.setattr(sys, "argv", ["sb3-ppg", "--seed=7"])
-    assert found(options) is None
+    assert found(options, "--seed", "5") == (folders[0], 5) and found(options, "--seed", "6") == (folders[1], 6)
+    assert found(options, "--seed=7") is None
 
 
 class Kill(Exception):
     pass
 
 
-def test_a_run_resumes_whatever_the_kill_has_left(tmp_path, monkeypatch):
-    """After all steps, but before the last model; with files that the Zoo was writing."""
-    options = "-n 64 --save-freq 32 --eval-freq 32 --eval-episodes 1 -params n_envs:2 n_steps:16 batch_size:16 normalize:True"
-    command = ["train", "--env", "CartPole-v1", *options.split(), "compile_updates:False"]
+def test_a_run_resumes_whatever_the_kill_has_left(tmp_path):
+    """
+    One kill comes amid its steps, with files that the Zoo was writing, another after all steps, before the last model. Each
+    run has a folder of TensorBoard's of its own.
+    """
+    options = "-n 64 --save-freq 32 --eval-freq 32 --eval-episodes 1 --tensorboard-log tb --log-interval 1 -params n_envs:2"
+    options += " n_steps:16 batch_size:16 normalize:True compile_updates:False"
+    command, train = ["train", "--env", "CartPole-v1", *options.split()], PPG.train
+    logs, folder = tmp_path / "tb" / "CartPole-v1", tmp_path / "logs" / "ppg" / "CartPole-v1_1"
 
-    def kill(*_):
-        raise Kill
+    def kill(model, *_):
+        if model.num_timesteps == 64:
+            raise Kill
+        train(model)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(ExperimentManager, "save_trained_model", kill)
-        run(*command, "--seed", "3", "--resume", cwd=tmp_path, fails=True)  # starts a run where there is none
-    gc.collect()  # closes the marker, as the end of a process does
-    folder = tmp_path / "logs" / "ppg" / "CartPole-v1_1"
+    def killed(owner, name: str) -> str:
+        with patch.object(owner, name, kill):
+            said = run(*command, "--seed", "3", "--resume", cwd=tmp_path, fails=True)
+        gc.collect()  # closes the marker, as the end of a process does
+        return said
+
+    assert "Resuming" not in killed(PPG, "train")  # starts a run where there is none
     for name in ("evaluations.npz", "CartPole-v1/vecnormalize.pkl"):
         whole = (folder / name).read_bytes()
         (folder / name).write_bytes(whole[: len(whole) // 2])
     for others in (("--seed", "3"), ("--seed", "4", "--resume")):  # unasked; another seed
         assert "Resuming" not in run(*command, *others, cwd=tmp_path)
-    assert len(list(folder.parent.iterdir())) == 3
+    assert "from rl_model_32_steps.zip" in killed(ExperimentManager, "save_trained_model")
+    assert len(list((logs / folder.name / "PPG_1").iterdir())) == 2
+    assert sorted(logs.glob("*/*")) == [logs / f"CartPole-v1_{number}" / "PPG_1" for number in (1, 2, 3)]
     (tmp_path / "elsewhere").mkdir()
     spelled_otherwise = ["--n-timesteps=64", f"--log-folder={tmp_path / 'logs'}", "--resume", *command[1:3], *command[5:]]
     said = run("train", *spelled_otherwise, cwd=tmp_path / "elsewhere")
     assert f"Resuming {folder}, seed 3, from rl_model_64_steps.zip" in said and "It has taken all its steps" in said
     assert PPG.load(folder / "CartPole-v1.zip").num_timesteps == 64 and not (folder / MARKER).exists()
     assert "Resuming" not in run(*command, "--resume", cwd=tmp_path)  # it is finished
-
-
-def test_each_unfinished_run_resumes_in_its_own_tensorboard_folder(tmp_path, monkeypatch):
-    options = "-n 96 --save-freq 32 --eval-freq -1 --tensorboard-log tb --log-interval 1 --resume"
-    small = (*SMALL, "n_steps:16", "batch_size:16")
-    commands = [["train", "--env", "CartPole-v1", *options.split(), "--seed", seed, *small] for seed in "12"]
-    train = PPG.train
-
-    def fail(model):
-        if model.num_timesteps == 64:
-            raise Kill
-        train(model)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(PPG, "train", fail)
-        for command in commands:
-            assert "Kill" in run(*command, cwd=tmp_path, fails=True)
-    gc.collect()  # closes the markers
-    logs = tmp_path / "tb" / "CartPole-v1"
-    folders = [logs / f"CartPole-v1_{number}" / "PPG_1" for number in (1, 2)]
-    for folder, command in zip(folders, commands, strict=True):
-        assert "Going on after 32 steps" in run(*command, cwd=tmp_path)
-        assert len(list(folder.iterdir())) == 2
-    assert sorted(logs.glob("*/*")) == folders
 
 
 def test_episodes_after_the_checkpoint_are_forgotten(tmp_path):
@@ -336,9 +294,6 @@ def test_a_signal_to_the_workers_too_ends_between_two_iterations(tmp_path):
     (checkpoint,) = folder.glob("rl_model_*_steps.zip")
     n_steps = int(checkpoint.name.split("_")[2])
     assert n_steps % 32 == 0 and (folder / MARKER).exists() and (folder / f"rl_model_{n_steps}_steps.aux_buffer.npz").exists()
-    end = time.monotonic() + 10
     with pytest.raises(ProcessLookupError):  # no worker is left
-        while time.monotonic() < end:
-            os.killpg(started.pid, 0)
-            time.sleep(0.1)
+        wait_for(lambda: os.killpg(started.pid, 0), 10)
     assert 0 < load_results(str(folder))["l"].sum() <= n_steps
