@@ -84,4 +84,4 @@ sb3-suite: $(VENV)/.installed
 	benchmarks/sb3_suite/run.sh $(RUN)
 
 clean:
-	rm -rf $(VENV) dist docs/_build docs/results .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) dist docs/_build docs/results docs/examples .mypy_cache .pytest_cache .ruff_cache

@@ -1,5 +1,6 @@
 """Sphinx settings. ``make docs`` builds the site in ``docs/_build/html`` and treats warnings as errors."""
 
+import ast
 import importlib.metadata
 import inspect
 import os
@@ -9,9 +10,13 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+from docutils import nodes
+from docutils.utils.math.latex2mathml import tex2mathml
 from sphinx.application import Sphinx
 from sphinx.util.logging import getLogger
+from sphinx.writers.html5 import HTML5Translator
 
+DOCS = Path(__file__).resolve().parent
 FILES_OF_THE_REPOSITORY = "https://github.com/sb3-ppg/sb3_ppg/blob/main"
 
 project = "sb3_ppg"
@@ -19,11 +24,10 @@ author = "the sb3_ppg developers"
 project_copyright = f"2026, {author}"
 release = version = importlib.metadata.version("sb3-ppg")
 extensions = [
-    "myst_parser",
+    "myst_nb",
     "sphinx.ext.autodoc",
     "sphinx.ext.intersphinx",
     "sphinx.ext.viewcode",
-    "sphinx.ext.mathjax",
     "sphinx_copybutton",
 ]
 exclude_patterns = ["_build"]
@@ -31,9 +35,12 @@ html_theme = "furo"
 html_title = f"sb3_ppg {release}"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+html_logo = html_favicon = "_static/icon.svg"
+html_math_renderer = "mathml"
 
 myst_heading_anchors = 3
 myst_enable_extensions = ["colon_fence", "dollarmath"]
+nb_execution_mode = "off"  # the notebook is stored with its outputs
 
 add_module_names = False
 autodoc_member_order = "bysource"
@@ -53,7 +60,7 @@ def inventory(project_name: str, names: dict[str, str]) -> str:
     """
     lines = [f"{name} py:class 1 {page} -" for name, page in names.items()]
     header = ["# Sphinx inventory version 2", f"# Project: {project_name}", "# Version: ", "# compressed using zlib"]
-    path = Path(__file__).parent / "_build" / "inventories" / f"{project_name}.inv"
+    path = DOCS / "_build" / "inventories" / f"{project_name}.inv"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes("\n".join([*header, ""]).encode() + zlib.compress("\n".join([*lines, ""]).encode()))
     return str(path)
@@ -88,35 +95,45 @@ intersphinx_mapping = {
 }
 
 
+# Tables of results and examples, each with the page that is made of it
+GENERATED = {table: DOCS / "results" / table.name for table in DOCS.parent.glob("benchmarks/results/*.md")}
+GENERATED |= {script: DOCS / "examples" / f"{script.stem}.md" for script in DOCS.parent.glob("examples/*.py")}
+GENERATED |= {notebook: DOCS / "examples" / notebook.name for notebook in DOCS.parent.glob("examples/*.ipynb")}
+
 LINK = re.compile(r"(?<!!)(?P<text>\[[^\]]*\])\((?P<path>(?!https?:|#)[^)#]+)(?P<anchor>#[^)]*)?\)")
 
 
 def link_to_the_repository(app: Sphinx, page: str, source: list[str]) -> None:
-    """Point links that leave ``docs`` to the repository or, for tables of results, to their page; warn of missing files."""
-    docs = Path(app.srcdir).resolve()
+    """Point links that leave ``docs`` to the repository or to the page made of the file; warn of missing files."""
 
     def link(match: re.Match[str]) -> str:
-        path = (docs / page).parent.joinpath(match["path"]).resolve()
+        path = (DOCS / page).parent.joinpath(match["path"]).resolve()
         if not path.exists():
             getLogger(__name__).warning("no such file: %s", match["path"], location=page)
-        if path.is_relative_to(docs) and path.suffix == ".md":
+        if path.is_relative_to(DOCS) and path.suffix == ".md":
             return match[0]
-        if path.parent == docs.parent / "benchmarks" / "results" and path.suffix == ".md":
-            table = os.path.relpath(docs / "results" / path.name, (docs / page).parent)
-            return f"{match['text']}({table}{match['anchor'] or ''})"
-        return f"{match['text']}({FILES_OF_THE_REPOSITORY}/{path.relative_to(docs.parent)}{match['anchor'] or ''})"
+        if path in GENERATED:
+            return f"{match['text']}({os.path.relpath(GENERATED[path], (DOCS / page).parent)}{match['anchor'] or ''})"
+        return f"{match['text']}({FILES_OF_THE_REPOSITORY}/{path.relative_to(DOCS.parent)}{match['anchor'] or ''})"
 
     source[0] = LINK.sub(link, source[0])
 
 
-def write_pages_of_results(app: Sphinx) -> None:
-    """Write a page for each table in ``benchmarks/results``."""
-    folder = Path(app.srcdir) / "results"
-    folder.mkdir(exist_ok=True)
-    for table in Path(app.srcdir).parent.glob("benchmarks/results/*.md"):
-        page = f"```{{include}} ../../benchmarks/results/{table.name}\n:relative-images:\n```\n{origin(table)}"
-        if not (folder / table.name).exists() or (folder / table.name).read_text() != page:
-            (folder / table.name).write_text(page)
+def write_pages(app: Sphinx) -> None:
+    """Write the pages of ``GENERATED``."""
+    for source, page in GENERATED.items():
+        text = source.read_text().replace("](../docs/", "](../")
+        if source.suffix == ".md":
+            text = f"```{{include}} ../../benchmarks/results/{source.name}\n:relative-images:\n```\n{origin(source)}"
+        elif source.suffix == ".py":
+            docstring, first, *_ = ast.parse(text).body
+            about = f"```{{eval-rst}}\n{inspect.cleandoc(ast.literal_eval(docstring.value))}\n```"
+            code = f"```{{literalinclude}} ../../examples/{source.name}\n:lines: {first.lineno}-\n```"
+            link = f"[In the repository]({FILES_OF_THE_REPOSITORY}/examples/{source.name})"
+            text = f"# {source.name}\n\n{about}\n\n{code}\n\n{link}\n"
+        page.parent.mkdir(exist_ok=True)
+        if not page.exists() or page.read_text() != text:
+            page.write_text(text)
 
 
 def origin(table: Path) -> str:
@@ -137,8 +154,15 @@ def add_defaults(app: Sphinx, what: str, name: str, obj: Any, options: Any, line
             lines[i] = f"{match[0]}default ``{parameters[match[1]].default!r}``: {line[match.end() :]}"
 
 
+def write_formula(self: HTML5Translator, node: nodes.Element) -> None:
+    """Write a formula as MathML, which browsers set without scripts from a network."""
+    self.body.append(tex2mathml(node.astext(), as_block=isinstance(node, nodes.math_block)))
+    raise nodes.SkipNode
+
+
 def setup(app: Sphinx) -> None:
     """Connect the functions above to Sphinx's events."""
-    app.connect("builder-inited", write_pages_of_results)
+    app.add_html_math_renderer("mathml", (write_formula, None), (write_formula, None))
+    app.connect("builder-inited", write_pages)
     app.connect("source-read", link_to_the_repository)
     app.connect("autodoc-process-docstring", add_defaults)

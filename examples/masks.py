@@ -1,4 +1,11 @@
-"""Train with action masks: a game in which a player cannot take more matches than are left."""
+"""
+Train with action masks: a game in which a player cannot take more matches than are left.
+
+It prints at its end::
+
+    It wins 100% of its games
+    With 28 matches left it takes 4
+"""
 
 import gymnasium as gym
 import numpy as np

@@ -1,4 +1,10 @@
-"""Train on a custom environment whose observations are a dictionary with a small image and a vector."""
+"""
+Train on a custom environment whose observations are a dictionary with a small image and a vector.
+
+It prints at its end::
+
+    Return over 100 episodes: 4.0 +- 2.0
+"""
 
 import gymnasium as gym
 import numpy as np

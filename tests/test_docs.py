@@ -15,7 +15,8 @@ from sb3_ppg import PPG, RecurrentPPG, hub
 from tests.helpers import ROOT, code_blocks, learn_and_log
 
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", *sorted(path for path in DOCS.rglob("*.md") if "results" not in path.parts)]
+GENERATED = ("results", "examples")  # folders that the site's build writes
+PAGES = [ROOT / "README.md", *sorted(path for path in DOCS.rglob("*.md") if path.parent.name not in GENERATED)]
 # tests/zoo runs the code of these
 IN_OTHER_TESTS = {DOCS / "guides" / "zoo.md", DOCS / "distributed.md"}
 PUBLIC = (

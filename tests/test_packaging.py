@@ -67,8 +67,8 @@ def test_arguments_have_the_defaults_of_the_counterpart(counterpart, algorithm, 
 def test_pages_install_the_package_from_where_messages_do():
     places = ("README.md", "docs", "examples", "hyperparams", "pretrained")
     paths = [path for place in places for path in (ROOT / place, *(ROOT / place).rglob("*.*")) if path.is_file()]
-    pages = [path.read_text() for path in paths if path.suffix in (".md", ".yml", ".py", ".ipynb")]
-    written = [extras for page in pages for extras in re.findall(r'pip install \\?"?sb3-ppg[^\n]*', page)]
+    pages = [path.read_text().replace('\\"', '"') for path in paths if path.suffix in (".md", ".yml", ".py", ".ipynb")]
+    written = [extras for page in pages for extras in re.findall(r'pip install "?sb3-ppg[^\n]*', page)]
     assert written and all(requirement(one.split("[")[1].split("]")[0]) in one for one in written), written
 
 
