@@ -136,8 +136,9 @@ def check(env: Any, seconds: float = 3.0) -> EnvironmentReport:
 
 
 def policy_for(space: spaces.Space) -> str:
-    """Return the name of the policy for observations of a space."""
-    return "MultiInputPolicy" if isinstance(space, spaces.Dict) else "CnnPolicy" if is_image_space(space) else "MlpPolicy"
+    """Return the name of the policy for observations of a space; the default network for images needs 36 x 36 pixels."""
+    is_image = is_image_space(space) and sorted(space.shape or ())[1] >= 36
+    return "MultiInputPolicy" if isinstance(space, spaces.Dict) else "CnnPolicy" if is_image else "MlpPolicy"
 
 
 def _leaves(function: Callable[..., Any], *trees: Any) -> list[bool]:
@@ -317,14 +318,14 @@ class _Inspection:
         """Suggest a policy, rollouts, and the algorithm that is ahead in the rows of docs/algorithm/ppg.md."""
         space, length = self.env.observation_space, np.median(self.lengths or [max(1, self.n_steps)])
         n_steps = int(np.clip(2 ** np.ceil(np.log2(length)), 128, 1024))
+        policy, has_cells = policy_for(space), len(space.shape or ()) == 3
         is_slow = self.is_single and self.step_seconds > 1e-3  # worker processes take their time, too
         n_envs = max(2, os.cpu_count() or 1) if is_slow else 8 if self.is_single else self.n_envs
         seen = f"a step takes {self.step_seconds * 1e6:,.0f} µs, an episode {length:.0f} steps (median)"
-        further = " in SubprocVecEnv" * is_slow
-        further += "; for grids see MinAtarCNN" * (len(space.shape or ()) == 3 and not is_image_space(space))
-        self.note("policy", seen, f'PPG("{policy_for(space)}", n_steps={n_steps}), with {n_envs} environments{further}')
+        further = " in SubprocVecEnv" * is_slow + "; for grids see MinAtarCNN" * (has_cells and policy == "MlpPolicy")
+        self.note("policy", seen, f'PPG("{policy}", n_steps={n_steps}), with {n_envs} environments{further}')
         rows = "ahead of PPO with all defaults (scores of 0.77 and 0.49)"
-        if isinstance(space, spaces.Dict) or len(space.shape or ()) == 3:
+        if isinstance(space, spaces.Dict) or has_cells:
             rows = "ahead of PPO in Procgen's steps, level in those of MinAtar and Pong, and behind in MinAtar's seconds"
         remedy = f"PPO below three phases ({12 * n_steps * n_envs:,} steps); `sb3-ppg compare` answers for this environment"
         self.note("algorithm", f"by the rows of docs/algorithm/ppg.md, not measured here, PPG is {rows}", remedy)
