@@ -1,6 +1,6 @@
 """
 Packages of environments. Each is installed in a virtual environment of its own, above the packages of this one, where one of
-its environments is checked, PPG trains in it, and the model is saved, loaded and played. What fails has its reason in the table.
+its environments is checked, PPG trains in it, and the model is saved, loaded and played. What fails has its reason there.
 
     python -m benchmarks.environments run --only highway-env minigrid
 """
@@ -132,8 +132,8 @@ def report(experiment: Experiment) -> Report:
         f"`python -m benchmarks.environments run`, `report`: {len(lines)} packages, in {n_good} of which PPG trains. Each is "
         "in a virtual environment of its own; `sb3_ppg.check` plays for two seconds, and PPG trains for three phases of 2 x "
         "64 steps per environment, with defaults otherwise, which says nothing about learning. Ends are those of random "
-        "actions; seeds repeat if the same seed and actions give the same numbers in two environments; findings are the errors "
-        "and warnings of the check, cut to 160 characters. Steps/s include updates, on a machine that did other things, too. "
+        "actions; seeds repeat if the same seed and actions give the same numbers in two environments; findings are the "
+        "errors and warnings of the check, cut to 160 characters. Steps/s include updates, on a machine that was busy. "
         f"{machines(experiment.rows())}",
         table(["package", "pip", "start", "policy", "observations; actions", "ends", "seeds", "findings", "PPG"], lines),
     )

@@ -157,8 +157,7 @@ class _Inspection:
     def __init__(self, env: Any):
         env = GymnasiumVecEnv(env) if isinstance(env, gym.vector.VectorEnv) else env
         if not isinstance(env, (gym.Env, VecEnv)):
-            remedy = "use an environment of Gymnasium, an ID, a callable that makes one, or a vector environment"
-            raise ArgumentError(f"`env`={env!r} is no environment: {remedy}")
+            raise ArgumentError(f"`env`={env!r} is no environment: use one of Gymnasium or SB3, an ID, or what makes one")
         self.env: Any = env
         self.is_single, self.n_envs = isinstance(env, gym.Env), getattr(env, "num_envs", 1)
         self.actions = copy.deepcopy(self.env.action_space)  # with a random generator of its own
