@@ -19,7 +19,7 @@ from gymnasium import spaces
 from gymnasium.utils.env_checker import check_env as check_env_of_gymnasium
 from stable_baselines3.common.env_checker import check_env as check_env_of_sb3
 from stable_baselines3.common.preprocessing import is_image_space
-from stable_baselines3.common.vec_env import VecEnv
+from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_normalize
 
 from sb3_ppg.arrays import map_arrays
 from sb3_ppg.environments.vec_envs import GymnasiumVecEnv
@@ -243,7 +243,7 @@ class _Inspection:
             self.note("not finite", f"{place} is NaN or infinite")
         elif isinstance(space, spaces.Box):
             beyond = np.maximum(space.low.astype(float) - array, array - space.high.astype(float))
-            if beyond.max(initial=0) > 0:
+            if beyond.max(initial=0) > 0 and unwrap_vec_normalize(self.env) is None:  # which leaves the space as it was
                 at = np.unravel_index(beyond.argmax(), space.shape)
                 bounds = f"{space.low[at]:g} to {space.high[at]:g}"
                 self.note("bounds", f"{place} has {array[at]:g} at {[*map(int, at)]}, where the space has {bounds}")

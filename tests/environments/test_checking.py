@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from stable_baselines3.common.env_util import make_vec_env
-from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
+from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize
 
 from sb3_ppg import ArgumentError, check
 from sb3_ppg.environments.checking import policy_for
@@ -123,7 +123,6 @@ def with_(base=Right, **methods):
 
 
 def vectors(change=None, wrap=None, base=Right) -> VecEnv:
-    """Make environments whose steps a function changes, or which are wrapped."""
     venv = make_vec_env(base, 2)
     return wrap(venv) if wrap else StepsChanged(venv, change)
 
@@ -146,6 +145,7 @@ def observing(value):
 
 
 BLACK = with_(observe=lambda self: Right.observe(self) * (self.t < 9), flags=lambda self: (False, self.t == 9))
+TINY = with_(observation_space=spaces.Box(-0.1, 0.1, (12,)), observe=lambda self: Right.observe(self) / 100)
 NINE = dict(observation_space=spaces.Box(0, 255, (12,), np.uint8))
 # What trips each check, and what is like it and must not
 CASES = [
@@ -154,7 +154,7 @@ CASES = [
     ("space", "error", with_(Dicts, kind=3), Dicts),
     ("type", "error", with_(**NINE), with_(observe=lambda self: Right.observe(self).astype(np.uint8), **NINE)),
     ("not finite", "error", observing(np.full(12, np.nan, np.float32)), observing(np.full(12, 9, np.float32))),
-    ("bounds", "warning", observing(np.full(12, 9.1, np.float32)), observing(np.full(12, 9, np.float32))),
+    ("bounds", "warning", observing(np.full(12, 9.1, np.float32)), lambda: VecNormalize(DummyVecEnv([TINY] * 2))),
     ("replaced space", "error", with_(NewSpaces, n=3), NewSpaces),
     ("new space", "advice", NewSpaces, Right),
     ("arrays", "warning", OneArray, with_(Windows, observe=lambda self: Windows.observe(self).copy())),
