@@ -25,7 +25,6 @@ from sb3_ppg.arrays import map_arrays
 from sb3_ppg.environments.vec_envs import GymnasiumVecEnv
 from sb3_ppg.errors import ArgumentError
 
-LEVELS = ("error", "warning", "advice")
 # Level and remedy of each kind of finding
 KINDS = {
     "raises": ("error", "see {place}"),
@@ -120,18 +119,19 @@ def check(env: Any, seconds: float = 3.0) -> EnvironmentReport:
             inspection.judge()
             with suppress(Exception):  # some allow one in a process
                 other = _Inspection(make()) if make else other
-            inspection.compare_seeds(other, seconds)
             inspection.ask_checkers()
+            inspection.compare_seeds(other, seconds)
         except Exception as error:
             frame = traceback.extract_tb(error.__traceback__)[-1]
-            inspection.note("raises", f"{type(error).__name__}: {error}", place=f"{frame.filename}, line {frame.lineno}")
+            kind = "seed" if inspection.step_seconds > 0 else "raises"
+            inspection.note(kind, f"{type(error).__name__}: {error}", place=f"{frame.filename}, line {frame.lineno}")
         inspection.advise()
         for made in {inspection, other} if make else ():
             made.env.close()
         new = [one for one in warnings.filters if one not in before and one[1] is one[3] is None]
     if new := [one for one in new if one[2].__module__ == "builtins"]:  # not a library's for its own kind of warning
         inspection.note("filters", f"the environment sets filters for all warnings of the process: {new}")
-    found = sorted(inspection.findings, key=lambda one: LEVELS.index(one.level))
+    found = sorted(inspection.findings, key=lambda one: ("error", "warning", "advice").index(one.level))
     return EnvironmentReport(inspection.name, found, inspection.ends)
 
 
