@@ -82,13 +82,12 @@ def look(code: str, file: str) -> None:
         arguments.update(names.get("kwargs", {}))
         return names["env"]
 
-    write(result="making the environment")
+    write(result="making and checking it")
+    report = check(make, seconds=2.0)
     env = make()
     space = getattr(env, "single_observation_space", env.observation_space)
     write(spaces=f"{_short(space)}; {_short(getattr(env, 'single_action_space', env.action_space))}", policy=policy_for(space))
-    write(result="check")
     env.close()
-    report = check(make, seconds=2.0)
     found = {one.kind: one.seen[:160] for one in report.findings if one.level != "advice"}
     seeds = next((SEEDS[kind] for kind in SEEDS if kind in found), "repeat")
     write(ends=", ".join(f"{n} {kind}" for kind, n in report.ends.items()) or "none in 2 s", seeds=seeds)
