@@ -101,11 +101,14 @@ class Experiment:
         filters = list(self.runs.types)
         for name in filters:
             parser.add_argument(f"--{name}", nargs="*", help="only these")
+        parser.add_argument("--only", nargs="*", help="only runs with one of these values in a column")
         args = parser.parse_args()
         runs = list(self.wanted())
         for name in filters:
             if (values := getattr(args, name)) is not None:
                 runs = [run for run in runs if str(self.columns(run)[name]) in values]
+        if args.only is not None:
+            runs = [run for run in runs if {*map(str, self.columns(run).values())} & {*args.only}]
         if args.command in self.commands:
             self.commands[args.command](self, runs)
         elif args.command == "list":

@@ -10,6 +10,7 @@ from sb3_ppg.buffers.rollout_buffers import (
 from sb3_ppg.callbacks import PhasicCallback
 from sb3_ppg.comparison import compare
 from sb3_ppg.distributed import process_group
+from sb3_ppg.environments.checking import check
 from sb3_ppg.environments.vector_rewards import DrawnWeights, VectorRewards
 from sb3_ppg.errors import ArgumentError, ModelFormatError, NonFiniteLossError
 from sb3_ppg.maskable import MaskablePPG
@@ -45,6 +46,7 @@ __all__ = [
     "VectorRewards",
     "__version__",
     "aux_buffer_path",
+    "check",
     "compare",
     "latest_checkpoint",
     "process_group",

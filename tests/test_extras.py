@@ -179,7 +179,7 @@ OBSERVATION = np.zeros(3, np.float32)
 )
 def test_what_an_environment_may_not_return_is_explained(returned):
     model = PPG("MlpPolicy", Returns(**returned), **SMALL)
-    with pytest.raises(ArgumentError, match=r"`step` \(observation, reward, terminated, truncated, info\).*check_env\(env\)"):
+    with pytest.raises(ArgumentError, match=r"`step` \(observation, reward, terminated, truncated, info\).*\bcheck\(env\)"):
         model.learn(16)
 
 

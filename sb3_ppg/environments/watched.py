@@ -183,8 +183,7 @@ def results_explained() -> Iterator[None]:
             raise ArgumentError(f"an environment gives vectors as rewards: {remedy}") from error
         raise ArgumentError(
             f"an environment has returned what cannot be used ({error}): `reset` returns (observation, info), `step` "
-            "(observation, reward, terminated, truncated, info), where the reward is a number; "
-            "stable_baselines3.common.env_checker.check_env(env) says what is wrong"
+            "(observation, reward, terminated, truncated, info), where the reward is a number; see sb3_ppg.check(env)"
         ) from error
 
 

@@ -11,14 +11,13 @@ from typing import Any
 
 import gymnasium as gym
 import yaml
-from gymnasium import spaces
 from huggingface_sb3 import EnvironmentName
 from rl_zoo3 import ALGOS
 from rl_zoo3.utils import StoreDict
-from stable_baselines3.common.preprocessing import is_image_space
 
 from sb3_ppg.comparison.study import Study
 from sb3_ppg.comparison.training import Contestant, Made, described
+from sb3_ppg.environments.checking import policy_for
 from sb3_ppg.errors import ArgumentError, nearest
 from sb3_ppg.zoo.environments import check_is_registered
 from sb3_ppg.zoo.manager import Manager
@@ -134,10 +133,9 @@ def _variant(words: Sequence[str]) -> tuple[str, tuple[str, dict[str, Any]]]:
 def _defaults(args: argparse.Namespace, algorithm: str, folder: Path) -> Path:
     """Write a file in which an algorithm has nothing except the policy that the observations need."""
     env = gym.make(args.env, **args.env_kwargs)
-    space = env.observation_space
+    policy = policy_for(env.observation_space)
     env.close()
-    kind = "MultiInput" if isinstance(space, spaces.Dict) else "Cnn" if is_image_space(space) else "Mlp"
     file = folder / f"{algorithm}_defaults.yml"
-    lstm = "Lstm" if "lstm" in algorithm else ""
-    file.write_text(yaml.safe_dump({args.env: dict(policy=f"{kind}{lstm}Policy", n_timesteps=1)}))
+    policy = policy.replace("Policy", "LstmPolicy") if "lstm" in algorithm else policy
+    file.write_text(yaml.safe_dump({args.env: dict(policy=policy, n_timesteps=1)}))
     return file

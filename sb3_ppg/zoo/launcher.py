@@ -33,6 +33,7 @@ SCRIPTS = {
     "record_video": Script("record a trained agent", "rl_zoo3.record_video", "-f"),
     "record_training": Script("record all checkpoints of a run, as one video", "sb3_ppg.zoo.scripts:record_training"),
     "record_dataset": Script("record a Minari data set from a trained agent", "sb3_ppg.zoo.scripts:record_dataset", "-f"),
+    "check": Script("look for faults of an environment before training in it", "sb3_ppg.zoo.scripts:check", defaults=[]),
     "compare": Script("train algorithms in an environment, and say which is better", "sb3_ppg.zoo.compare:main", defaults=[]),
     "benchmark": Script("evaluate all trained agents of a folder", "rl_zoo3.benchmark", defaults=["--log-dir", "logs"]),
     "push_to_hub": Script("share a trained agent on the Hugging Face Hub", "sb3_ppg.zoo.sharing:push"),

@@ -34,6 +34,7 @@ from stable_baselines3.common.utils import set_random_seed
 from tqdm import tqdm
 
 from sb3_ppg.distributed import agreed
+from sb3_ppg.environments import checking
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.hub import Evaluation
 from sb3_ppg.offline.data import check_new, record, save_as_minari
@@ -71,6 +72,24 @@ def acting_with_epsilon(epsilon: float) -> AbstractContextManager:
 
     loaders = {name: SimpleNamespace(load=partial(load, algorithm)) for name, algorithm in ALGOS.items()}
     return patch.dict(ALGOS, loaders if epsilon else {})
+
+
+def check() -> None:
+    """Report on an environment; end with status 1 if there is an error."""
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    parser.add_argument("--env", required=True, help="environment ID")
+    parser.add_argument("--gym-packages", nargs="+", default=[], help="modules that register further environments")
+    parser.add_argument("--env-kwargs", nargs="+", action=StoreDict, default={}, help="options of the environment")
+    args = parser.parse_args()
+
+    def make() -> gymnasium.Env:
+        for package in args.gym_packages:
+            importlib.import_module(package)
+        check_is_registered(args.env)
+        return gymnasium.make(args.env, **args.env_kwargs)
+
+    print(report := checking.check(make))
+    sys.exit(any(one.level == "error" for one in report.findings))
 
 
 def record_training() -> None:
