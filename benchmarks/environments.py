@@ -101,6 +101,7 @@ def look(code: str, file: str) -> None:
     with TemporaryDirectory() as folder:
         model.save(f"{folder}/model")
         loaded = PPG.load(f"{folder}/model", env=model.get_env())
+    assert loaded.env is not None
     observations: Any = loaded.env.reset()
     for _ in range(20):
         actions, _ = loaded.predict(observations, deterministic=True)
