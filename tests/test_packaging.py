@@ -62,6 +62,10 @@ def test_arguments_have_the_defaults_of_the_counterpart(counterpart, algorithm, 
     theirs = {name: one.default for name, one in signature(counterpart).parameters.items()}
     ours = {name: one.default for cls in (PPG, algorithm) for name, one in signature(cls).parameters.items()}
     assert {name: ours[name] for name in theirs} == theirs | differing
+    own = [*signature(PPG).parameters.values()]  # PPO's first, in its order
+    n_positions = len(signature(PPO).parameters)
+    assert [one.name for one in own[:n_positions]] == [*signature(PPO).parameters]
+    assert all(one.kind is one.KEYWORD_ONLY for one in own[n_positions:])
 
 
 def test_pages_install_the_package_from_where_messages_do():

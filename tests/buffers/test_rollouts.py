@@ -104,6 +104,34 @@ def test_what_follows_a_time_limit_is_in_normalised_units():
         np.testing.assert_allclose(buffer.rewards[:-1], expected, rtol=1e-5)
 
 
+def test_reward_normaliser_by_hand():
+    normalizer = RewardNormalizer(gamma=0.5, clip=1.5)
+    rewards = np.array([[1.0], [2.0], [3.0]])
+    starts = np.array([[True], [False], [True]])
+    # R = 1, 2.5, 3; with the initial count of 1e-4 their variance is all but that of the three
+    var = np.var([1, 2.5, 3])
+    np.testing.assert_allclose(normalizer.normalize(rewards, starts), np.clip(rewards / np.sqrt(var), -1.5, 1.5), rtol=1e-3)
+    normalizer.normalize(np.array([[4.0]]), np.array([[False]]))
+    assert normalizer.last_returns == [4 + 0.5 * 3]
+    normalizer.normalize(np.ones((1, 2)), np.zeros((1, 2)))  # of another number of environments
+    assert normalizer.last_returns.tolist() == [1, 1]
+    for kwargs in (dict(clip=-1), dict(gamma=2), dict(epsilon=-1)):
+        with pytest.raises(ValueError, match=next(iter(kwargs))):
+            RewardNormalizer(**kwargs)
+
+
+@pytest.mark.parametrize(("kind", "base"), [("LSTM", SequenceRolloutBuffer), ("masks", MaskableRolloutBuffer)])
+def test_the_authors_reward_normaliser_with_memory_and_with_masks(kind, base, tmp_path):
+    cls = type("Normalized", (NormalizedRewardRolloutBuffer, base), {})
+    model = make_kind(kind, **normalized_rewards(cls, clip=2.0)).learn(32)
+    normalizer = model.rollout_buffer.reward_normalizer
+    assert normalizer.return_rms.count == pytest.approx(32, rel=1e-3) and np.abs(model.rollout_buffer.rewards).max() <= 2.0
+    model.save(tmp_path / "model")
+    loaded = type(model).load(tmp_path / "model").rollout_buffer.reward_normalizer
+    assert loaded.return_rms.var == normalizer.return_rms.var
+    np.testing.assert_array_equal(loaded.last_returns, normalizer.last_returns)
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_it_is_computed_in_the_type_of_the_values(dtype):
     """Whatever the type of the dones is: SB3's are float32, those of a stored end are Booleans."""

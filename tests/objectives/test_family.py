@@ -86,7 +86,7 @@ def combinations(every: list[str], members: list[str]) -> list[tuple[str, str]]:
 READ_ACTIONS, READ_FRAMES = ["ddcpg", "daac"], ["ddcpg", "idaac"]
 
 
-KINDS_OF_ACTIONS = ["gSDE", "Discrete from 2 on", "MultiDiscrete from elsewhere", "MultiBinary"]
+KINDS_OF_ACTIONS = ["gSDE", "Discrete from 2 on", "MultiDiscrete from elsewhere", "MultiBinary", "nested"]
 
 
 @pytest.mark.parametrize(("name", "action"), combinations(KINDS_OF_ACTIONS, READ_ACTIONS))
@@ -346,20 +346,6 @@ def test_averaged_moments_get_over_a_bad_rollout(advantage_decay):
     assert all(th.isfinite(buffer).all() for buffer in model.objective.buffers())
     scale = 1.0
     model.learn(32)
-
-
-@pytest.mark.parametrize(
-    "observations", [spaces.Discrete(5), spaces.Dict(a=spaces.Discrete(3), b=VECTOR), "normalised"], ids=str
-)
-def test_what_follows_a_rollout_is_kept_as_the_rollout_is(observations, tmp_path):
-    normalised = observations == "normalised"
-    space = spaces.Box(-1, 1, (3,), np.float64) if normalised else observations
-    env, policy = random_envs(space), "MultiInputPolicy" if isinstance(space, spaces.Dict) else "MlpPolicy"
-    model = make("ddcpg", VecNormalize(env) if normalised else env, policy=policy).learn(16)
-    env = random_envs(space)
-    loaded = saved_and_loaded(model, tmp_path, VecNormalize(env) if normalised else env)
-    assert len(loaded.aux_buffer) == 1
-    loaded.learn(32, reset_num_timesteps=False)
 
 
 def test_constant_advantages_have_no_negative_variance():

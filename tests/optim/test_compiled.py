@@ -265,6 +265,7 @@ def test_users_see_the_latest_distribution_and_the_gradient_of_the_latest_step()
         gradients.append([one.grad for one in model.policy.parameters() if one.grad is not None])
     th.testing.assert_close(*means)
     th.testing.assert_close(*gradients, rtol=1e-3, atol=1e-5)
+    assert gradients[0]
 
 
 def test_a_bad_loss_is_noticed_and_undone():

@@ -91,7 +91,9 @@ def test_gradients_of_the_auxiliary_phase(policy_class, observation_space):
 
 @every_policy
 @every_architecture
-def test_the_ways_to_ask_agree(policy_class, observation_space, architecture):
+def test_the_ways_to_ask_agree_and_a_file_of_the_policy_alone_keeps_it(
+    policy_class, observation_space, architecture, tmp_path
+):
     policy = make(policy_class, observation_space, architecture=architecture)
     obs = sample(policy)
     values, log_prob, entropy = policy.evaluate_actions(obs, ACTIONS)
@@ -103,6 +105,13 @@ def test_the_ways_to_ask_agree(policy_class, observation_space, architecture):
     th.testing.assert_close(policy(obs, deterministic=True)[1], values)
     assert aux_values.shape == true_values.shape == (6,)
     assert not th.allclose(aux_values, true_values)
+    policy.save(tmp_path / "policy.zip")
+    loaded = policy_class.load(tmp_path / "policy.zip", device="cpu")
+    assert loaded.architecture == architecture and loaded.share_features_extractor == policy.share_features_extractor
+    for ours, theirs in zip(policy.evaluate_auxiliary(obs), loaded.evaluate_auxiliary(obs), strict=True):
+        if isinstance(ours, th.Tensor):
+            assert th.equal(ours, theirs)
+    assert th.equal(policy(obs, deterministic=True)[0], loaded(obs, deterministic=True)[0])
 
 
 def count_forwards(policy, call) -> dict[str, int]:
@@ -132,23 +141,13 @@ def test_no_forward_pass_that_nobody_reads():
             assert count_forwards(policy, call)["pi"] == 1
 
 
-@every_policy
-@every_architecture
-def test_save_and_load_of_the_policy_alone(policy_class, observation_space, architecture, tmp_path):
-    policy = make(policy_class, observation_space, architecture=architecture)
-    obs = sample(policy)
-    policy.save(tmp_path / "policy.zip")
-    loaded = policy_class.load(tmp_path / "policy.zip", device="cpu")
-    assert loaded.architecture == architecture and loaded.share_features_extractor == policy.share_features_extractor
-    for ours, theirs in zip(policy.evaluate_auxiliary(obs), loaded.evaluate_auxiliary(obs), strict=True):
-        if isinstance(ours, th.Tensor):
-            assert th.equal(ours, theirs)
-    assert th.equal(policy(obs, deterministic=True)[0], loaded(obs, deterministic=True)[0])
-
-
-def test_same_seed_same_weights_as_ppo():
-    ppo = PPO("MlpPolicy", "CartPole-v1", seed=3).policy.state_dict()
-    ours = PPG("MlpPolicy", "CartPole-v1", seed=3).policy.state_dict()
+def test_same_seed_same_weights_and_first_actions_as_ppo():
+    models, drawn = [], []
+    for algorithm in (PPO, PPG):
+        models.append(algorithm("MlpPolicy", "CartPole-v1", seed=3).policy.state_dict())
+        drawn.append((th.rand(1).item(), np.random.rand()))
+    assert drawn[0] == drawn[1]
+    ppo, ours = models
     assert {name.split(".")[0] for name in ours.keys() - ppo.keys()} == {"aux_value_net", "value_net"}
     assert ours["value_net.mean"] == 0 and ours["value_net.std"] == 1
     assert all(th.equal(ours[name], weight) for name, weight in ppo.items())
