@@ -7,7 +7,6 @@ import pytest
 import torch as th
 from torch import nn
 
-from sb3_ppg.distributed import moments
 from sb3_ppg.errors import NonFiniteLossError
 from sb3_ppg.losses import Losses
 from sb3_ppg.optim.update import Epoch, compute_gradient, mean_losses, optimize_epoch
@@ -109,11 +108,6 @@ def test_a_loss_that_is_not_finite_leaves_weights_and_optimizer_alone(bad, bad_m
     assert all(th.equal(a, b) for a, b in zip(regression.weights(), before, strict=True)) and regression.network.n_passes == 1
     for state, saved in zip(regression.optimizer.state.values(), states, strict=True):
         assert all(th.equal(state[name], saved[name]) for name in saved)
-
-
-def test_moments():
-    assert moments(np.array([[1.0, 2.0], [3.0, 6.0]])) == pytest.approx((3.0, 3.5**0.5))
-    assert moments(np.full(3, 0.1, np.float32)) == pytest.approx((0.1, 0.0))
 
 
 @pytest.mark.parametrize(
