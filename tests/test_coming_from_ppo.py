@@ -26,12 +26,14 @@ from sb3_ppg.policies.lstm import RecurrentPhasicActorCriticPolicy
 from tests.helpers import (
     THREE_ACTIONS,
     VECTOR,
+    WITH_CONTEXT,
     BatchNormExtractor,
     MaskedEnv,
     RandomEnv,
     changed,
     code_blocks,
     learn_and_log,
+    make_kind,
     random_envs,
     weights,
 )
@@ -331,19 +333,12 @@ class Noisy(FlattenExtractor):
         return super().forward(observations) + 0.5 * th.randn(observations.shape[0], self.features_dim)
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "policy", "env"),
-    [
-        (PPG, "MlpPolicy", "Pendulum-v1"),
-        (RecurrentPPG, "MlpLstmPolicy", "CartPole-v1"),
-        (MaskablePPG, "MlpPolicy", MaskedEnv()),
-    ],
-)
-def test_networks_that_are_random_train_with_a_warning_that_says_so(algorithm, policy, env):
-    model = algorithm(policy, env, **SMALL, policy_kwargs=dict(features_extractor_class=Noisy))
+@pytest.mark.parametrize("kind", WITH_CONTEXT)
+def test_networks_that_are_random_train_with_a_warning_that_says_so(kind):
+    model = make_kind(kind, policy_kwargs=dict(features_extractor_class=Noisy))
     model.policy.action_net.weight.data *= 100
     with pytest.warns(UserWarning, match="The policy's networks are random: two passes with the same weights"):
-        model.learn(64)
+        model.learn(32)
     assert model.n_aux_phases == 1
 
 

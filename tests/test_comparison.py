@@ -121,8 +121,6 @@ def test_episodes_and_rollouts_are_recorded():
     assert episodes.table()["steps"].is_monotonic_increasing and (episodes.table()["return"] > 5).all()
 
 
-# ---- the verdict, the page and the estimates ----
-
 STEPS = np.array([100, 200, 300, 400])
 
 
@@ -204,8 +202,6 @@ def test_the_number_of_seeds_is_noethers():
     """(1.96 + 0.84)^2 / (6 (P - 1/2)^2)"""
     assert seeds_needed(0.7) == 33 and seeds_needed(0.9) == 9 and seeds_needed(0.5) == np.inf
 
-
-# ---- runs: each is carried out once, in a process of its own, and leaves a row and a curve ----
 
 TOSSES = [dict(coin=coin, seed=seed) for coin in ("1e5", "a pound") for seed in range(2)]
 

@@ -155,9 +155,6 @@ def test_what_cannot_work_is_refused():
         Actions.tempered(model.policy.actions, model.policy.action_dist, 2.0)
 
 
-# ---- evaluations ----
-
-
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_an_evaluation_plays_with_epsilon(name):
     """The most likely action returns 25; with epsilon 0.4 the expected return is 0.8 * 25 = 20 (see above)."""

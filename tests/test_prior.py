@@ -46,9 +46,6 @@ def another(action_space: spaces.Space = THREE_ACTIONS, **kwargs) -> PPG:
     return agent
 
 
-# ---- the divergence ----
-
-
 @pytest.mark.parametrize("kind", ["Box", "gSDE", "Discrete", "MultiDiscrete", "MultiBinary"])
 def test_it_is_the_exact_expectation_of_the_prior_as_in_vpt_by_a_weight_with_a_schedule(kind):
     """KL(π_prior, π) = E_π_prior[log π_prior - log π]; the reverse is another number."""
@@ -65,7 +62,8 @@ def test_it_is_the_exact_expectation_of_the_prior_as_in_vpt_by_a_weight_with_a_s
         sum(th.distributions.kl_divergence(*pair[::step]).reshape(ROLLOUT, -1).sum(dim=1).mean().item() for pair in pairs)
         for step in (1, -1)
     )
-    assert logged["train/prior_kl"] == pytest.approx(kl, rel=1e-3) and abs(kl - reverse) > 0.01 * kl
+    assert logged["train/prior_kl"] == pytest.approx(kl, rel=1e-3)
+    assert abs(kl - reverse) > 0.01 * kl or kind == "Box"  # where both standard deviations are 1
     others = logged["train/policy_gradient_loss"] + 0.5 * logged["train/value_loss"]
     assert logged["train/loss"] == pytest.approx(others + 0.3 * kl, rel=1e-3)
     assert logged["train/prior_coef"] == pytest.approx(0.3)
@@ -93,9 +91,6 @@ def test_it_is_zero_at_the_start(kind):
     assert learn_and_log(model, ROLLOUT)["train/prior_kl"] > 1e-6
 
 
-# ---- its weight ----
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILY)
 def test_without_weight_every_member_of_the_family_trains_as_without_a_prior(name):
@@ -115,9 +110,6 @@ def test_a_weight_that_cannot_work_is_refused():
     for coef in (-1, "much", float("nan"), lambda _: -1.0):
         with pytest.raises(ArgumentError, match="`prior_coef`"):
             PPG("MlpPolicy", random_envs(), **SMALL, prior="self", prior_coef=coef)
-
-
-# ---- whose policy it is ----
 
 
 AGENTS = {
@@ -228,9 +220,6 @@ def test_environments_and_buffers_that_hide_what_it_needs_are_refused():
         PPG("MlpPolicy", random_envs(), **SMALL, prior="self", rollout_buffer_class=EveryOther)
 
 
-# ---- set, kept, shared ----
-
-
 def test_self_is_the_policy_that_warm_start_leaves():
     model = PPG("MlpPolicy", random_envs(), **SMALL, prior="self")
     before = weights(model)
@@ -278,18 +267,12 @@ def test_older_rollouts_keep_its_distributions(tmp_path):
     loaded.learn(ROLLOUT, reset_num_timesteps=False)
 
 
-# ---- faster updates ----
-
-
 def test_micro_batches_give_the_same_gradient():
     def train(**kwargs) -> th.Tensor:
         model = PPG("MlpPolicy", random_envs(), **SMALL | ONE_STEP, prior=another(), prior_coef=1.0, **kwargs)
         return th.as_tensor(model.learn(2 * ROLLOUT).policy.parameters_to_vector())
 
     th.testing.assert_close(train(micro_batch_size=3), train(micro_batch_size=None), rtol=1e-4, atol=1e-6)
-
-
-# ---- the warm-up of the value function ----
 
 
 def policy_of(model: PPG) -> dict[str, th.Tensor]:

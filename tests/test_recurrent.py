@@ -43,9 +43,6 @@ def make(policy: str = "MlpLstmPolicy", env=None, policy_kwargs=None, **kwargs) 
     return RecurrentPPG(policy, env or make_env(), **arguments)
 
 
-# ---- sequences through an LSTM ----
-
-
 def step_by_step(lstm, features, states, starts):
     """Run sequences of equal length through an LSTM one step at a time; return outputs and last states."""
     outputs, n_sequences = [], states[0].shape[1]
@@ -72,9 +69,6 @@ def test_sequences_at_once_are_sequences_step_by_step(n_sequences, length, rate,
     weight, inputs = th.randn_like(ours), [features, *states, *lstm.parameters()]
     gradients = [th.autograd.grad((outputs * weight).sum(), inputs) for outputs in (ours, expected)]
     th.testing.assert_close(*gradients, rtol=1e-4, atol=1e-5)
-
-
-# ---- the policy phase ----
 
 
 @pytest.mark.parametrize(
@@ -169,9 +163,6 @@ def test_auxiliary_minibatches_are_a_sixteenth_of_the_phase():
     """With memory it is a sixteenth of the phase (128 samples here), not of a rollout (8)."""
     model = make(env=make_env(n_envs=4), n_policy_iterations=16, n_aux_epochs=1, n_steps=2, batch_size=8)
     assert auxiliary_batch_sizes(model, 2 * 4 * 16) == [8] * 16
-
-
-# ---- the auxiliary phase ----
 
 
 def states_by_the_present_network(model: RecurrentPPG) -> list[np.ndarray]:
@@ -285,9 +276,6 @@ def test_where_the_value_functions_gradient_goes(kwargs, policy_phase, auxiliary
     evaluation = model.policy.evaluate_auxiliary(*model.network_inputs(aux_batch))
     assert reaches(evaluation.values) == auxiliary_phase
     assert reaches(evaluation.aux_values)
-
-
-# ---- as SB3 has it ----
 
 
 def test_the_policy_alone_is_saved_and_loaded(tmp_path):

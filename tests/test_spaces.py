@@ -117,11 +117,7 @@ class Remembers(RandomEnv):
         return super().step(action)
 
 
-@pytest.mark.parametrize(
-    ("space", "kwargs"),
-    [(INTEGERS, {}), (spaces.Dict(a=INTEGERS), {}), (INTEGERS, SQUASHED)],
-    ids=["Box", "Dict", "squashed"],
-)
+@pytest.mark.parametrize(("space", "kwargs"), [(INTEGERS, {}), (spaces.Dict(a=INTEGERS), {}), (INTEGERS, SQUASHED)])
 def test_an_environment_with_integer_actions_gets_the_nearest_integers(space, kwargs):
     """Users expect them (https://github.com/DLR-RM/stable-baselines3/issues/547); the losses take the sampled floats."""
     env = Remembers(VECTOR, space)

@@ -1,7 +1,4 @@
-"""
-Vector rewards: one component is PPG, each component keeps its own discount and unit; carriers of the vectors, drawn weights,
-bad numbers, MO-Gymnasium.
-"""
+"""Vector rewards: one component is PPG, each keeps its own discount and unit; environments, drawn weights, MO-Gymnasium."""
 
 from typing import Any
 
@@ -161,9 +158,6 @@ def test_rewards_are_normalised_by_component():
         expected = np.stack([one.normalize(rewards[..., k], starts) for k, one in enumerate(single)], axis=-1)
         np.testing.assert_array_equal(normalizer.normalize(rewards, starts), expected)
     assert normalizer.return_rms.var[1] > 1e4 * normalizer.return_rms.var[0]
-
-
-# ---- one policy for all weights ----
 
 
 @pytest.mark.parametrize("kwargs", [{}, normalized_rewards(NormalizedRewardDictRolloutBuffer)], ids=["raw", "normalised"])
@@ -402,9 +396,6 @@ def test_normalised_weights_are_refused():
     with pytest.raises(ArgumentError, match="would normalize the weights"):
         make()
     make(norm_obs_keys=["observation"]).learn(16)
-
-
-# ---- MO-Gymnasium ----
 
 
 def test_mo_gymnasiums_vector_environments_need_weights():

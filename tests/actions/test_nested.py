@@ -41,9 +41,6 @@ def nested_envs(n_envs: int = 2, **kwargs):
     return random_envs(VECTOR, NESTED, n_envs, **kwargs)
 
 
-# ---- the distribution ----
-
-
 def pair_of(logits, mean, log_std) -> NestedDistribution:
     """Return a distribution over ``PAIR`` and those of its leaves."""
 
@@ -143,14 +140,17 @@ def test_the_entropy_of_squashed_leaves():
     assert log_std.grad[0].item() == pytest.approx(slope, abs=1e-3) and slope > 0.3
 
 
-# ---- training ----
-
-
-def test_entropy_coefficients_of_the_leaves():
-    """At the start choices are about uniform, and Gaussians have standard deviation 1."""
-    normal = 0.5 * np.log(2 * np.pi * np.e)
-    model = PPG("MlpPolicy", nested_envs(), ent_coef=dict(kind=0.5, how=[0.25, 0], move=0.125), **SMALL)
+@pytest.mark.parametrize("cls, policy", [(PPG, "MlpPolicy"), (RecurrentPPG, "MlpLstmPolicy")])
+def test_entropy_coefficients_and_log_probabilities_of_the_leaves(cls, policy):
+    """
+    At the start choices are about uniform, and Gaussians have standard deviation 1. Without a step the policy is the one that
+    acted, whose log-probabilities the rollout has.
+    """
+    normal, ent_coef = 0.5 * np.log(2 * np.pi * np.e), dict(kind=0.5, how=[0.25, 0], move=0.125)
+    model = cls(policy, nested_envs(), ent_coef=ent_coef, learning_rate=0, **SMALL)
     logged = learn_and_log(model, 16)
+    total = sum(logged[f"train/log_prob/{path}"] for path in PATHS)
+    assert total == pytest.approx(model.rollout_buffer.log_probs.mean(), rel=1e-5)
     expected = 0.5 * np.log(3) + 0.25 * np.log(48) + 0.125 * (4 + 3 + 1) * normal
     assert -logged["train/entropy_loss"] == pytest.approx(expected, rel=1e-2)
     assert logged["train/entropy/kind"] == pytest.approx(np.log(3), rel=1e-2)
@@ -178,18 +178,6 @@ def test_coefficients_of_another_structure_are_refused(ent_coef):
         PPG("MlpPolicy", random_envs(), ent_coef=ent_coef, **SMALL)
 
 
-@pytest.mark.parametrize("cls, policy", [(PPG, "MlpPolicy"), (RecurrentPPG, "MlpLstmPolicy")])
-def test_log_probabilities_of_the_leaves_are_logged(cls, policy):
-    """Without a step the policy is the one that acted, whose log-probabilities the rollout has."""
-    model = cls(policy, nested_envs(), learning_rate=0, **SMALL).learn(16)
-    logged = model.logger.name_to_value
-    total = sum(logged[f"train/log_prob/{path}"] for path in PATHS)
-    assert total == pytest.approx(model.rollout_buffer.log_probs.mean(), rel=1e-5)
-
-
-# ---- masks ----
-
-
 def test_masks_of_leaves_become_one_row_and_others_are_refused():
     space = spaces.Dict(a=spaces.Discrete(2), b=spaces.Tuple([spaces.MultiBinary(1), spaces.Box(0, 1, (2,))]))
     assert flat_masks(space, {"a": [True, False]}).tolist() == [True, False, True, True, True, True]
@@ -207,9 +195,6 @@ def test_excluded_actions_are_never_taken():
     logged = model.logger.name_to_value
     assert logged["train/entropy/how.1"] == pytest.approx(3 * np.log(2), rel=1e-2)
     assert logged["train/entropy/kind"] == pytest.approx(np.log(2), rel=1e-2)
-
-
-# ---- environments ----
 
 
 def monitored():
@@ -238,9 +223,8 @@ def test_keys_that_json_does_not_have_are_not_shared(tmp_path):
         hub.save_pretrained(model, tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("space", "message"),
-    [
+def test_spaces_without_actions_with_other_leaves_or_ambiguous_paths_are_refused():
+    for space, message in (
         (spaces.Dict(), "has no actions"),
         (spaces.Tuple([spaces.Dict()]), "has no actions"),
         (spaces.Dict({"a.b": BOX, "a": spaces.Dict(b=BOX)}), r"two parts of the path 'a\.b': rename a key"),
@@ -248,19 +232,14 @@ def test_keys_that_json_does_not_have_are_not_shared(tmp_path):
             (spaces.Dict(good=TWO, outer=spaces.Tuple([spaces.Dict(bad=leaf)])), r"'outer\.0\.bad', which cannot work: ")
             for leaf in (spaces.Text(3), spaces.Box(-np.inf, 1, (2,)), spaces.Box(0, 1, (0,)))
         ),
-    ],
-)
-def test_spaces_without_actions_with_other_leaves_or_ambiguous_paths_are_refused(space, message):
-    with pytest.raises(ArgumentError, match=message):
-        PPG("MlpPolicy", random_envs(VECTOR, space), **SMALL)
+    ):
+        with pytest.raises(ArgumentError, match=message):
+            PPG("MlpPolicy", random_envs(VECTOR, space), **SMALL)
 
 
 def test_arguments_for_one_distribution_are_refused():
     with pytest.raises(ArgumentError, match=r"(?s)`distribution_class`=.*make_leaf_distribution"):
         PPG("MlpPolicy", nested_envs(), policy_kwargs=dict(distribution_class=DiagGaussianDistribution), **SMALL)
-
-
-# ---- play ----
 
 
 def test_leaves_have_temperatures():

@@ -164,9 +164,6 @@ def test_evenly_spread_sequences_include_the_first_and_the_last():
     assert aux_buffer.evenly_spread(100).tolist() == list(range(aux_buffer.n_sequences))
 
 
-# ---- GPU ----
-
-
 def epoch(aux_buffer: AuxBuffer) -> list[th.Tensor]:
     """The tensors of one epoch's minibatches, always in the same order, on the CPU."""
     np.random.seed(5)
@@ -205,9 +202,6 @@ def test_minibatches_on_a_gpu_are_those_on_the_cpu(space, free, monkeypatch):
     record(on_gpu)
     assert (on_gpu.observations_on_device is None) == (free < 2)
     assert all(th.equal(ours, theirs) for ours, theirs in zip(epoch(on_gpu), epoch(on_cpu), strict=True))
-
-
-# ---- memory ----
 
 
 def cgroup(folder: Path, limit: int | str, used: int, inactive: int) -> None:

@@ -138,11 +138,7 @@ def test_it_is_computed_in_the_type_of_the_values(dtype):
     assert first.dtype == dtype and all(np.array_equal(first, one) for one in others)
 
 
-# ---- custom classes ----
-
-OF_BUFFERS = dict(
-    n_steps=16, batch_size=16, n_epochs=2, n_policy_iterations=2, n_aux_epochs=1, gamma=0.9, seed=0, device="cpu"
-)
+OF_BUFFERS = SMALL | dict(n_steps=16, batch_size=16, n_epochs=2, gamma=0.9)
 REPLAY = dict(recompute_advantages=True, replay_kwargs=dict(policy_rollouts=2), objective="decoupled")
 
 

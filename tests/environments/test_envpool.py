@@ -217,9 +217,6 @@ def test_no_transition_between_episodes_on_procgen_and_a_single_environment():
     assert len(kept) >= 2 and all(np.array_equal(one, copy) for one, copy in kept)
 
 
-# ---- in RL Zoo ----
-
-
 def test_the_games_are_envpools():
     name = re.compile(r"[A-Z][a-z]+(Easy|Hard|Extreme|Exploration|Memory)-v0")
     assert {env_id for env_id in import_envpool().list_all_envs() if name.fullmatch(env_id)} == PROCGEN_IDS

@@ -237,9 +237,6 @@ def test_a_gradient_that_is_not_finite_or_whose_norm_overflows_is_named_and_leav
     fails(r"gradient whose norm is not finite\.", lambda one, two: 1e30 * one.mean() + two.mean(), max_grad_norm=0.5)
 
 
-# ---- workers ----
-
-
 class Dying(gym.Wrapper):
     """Kills its own process at the given step; 0 is the first reset."""
 

@@ -1,7 +1,4 @@
-"""
-Options of the losses, off by default: weights of samples, a clipped value loss, running statistics of value targets; and
-objectives of a user's with mistakes.
-"""
+"""Options of the losses, off by default: weights, a clipped value loss, running statistics; objectives with mistakes."""
 
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
@@ -26,9 +23,6 @@ COEFFICIENTS = Coefficients(0.2, None, 2.0, 0.0, 0.5, 0.0, 1.0)  # in value unit
 every_kind = pytest.mark.parametrize("kind", WITH_CONTEXT)
 
 
-# ---- weights ----
-
-
 class Weighted(Objective):
     """Each sample weighs as much as the argument says, in both phases."""
 
@@ -45,8 +39,7 @@ class Weighted(Objective):
         return replace(super().aux_data(rollout_buffer, end), weights=np.full(sizes, self.weight, dtype=np.float32))
 
 
-class WeightedDecoupled(Weighted, DecoupledObjective):
-    """The same for data of older policies."""
+WeightedDecoupled = type("WeightedDecoupled", (Weighted, DecoupledObjective), {})  # for data of older policies
 
 
 @every_kind
@@ -94,9 +87,6 @@ def test_extras_belong_to_their_samples(kind, replay_kwargs):
     assert model.objective.n_seen == 2 * (3 if replay_kwargs is None else 5) * 16
 
 
-# ---- clipped value loss ----
-
-
 def test_value_losses_are_clipped_against_the_values_at_collection():
     """
     Worked numbers in units of 2: V 1, 2; V_old 0, 2; targets 2, 3. V_clip is .5, 2:
@@ -126,9 +116,6 @@ def test_values_at_collection_come_along(kind, objective, tmp_path):
         np.testing.assert_array_equal(one.aux_buffer.rollouts[0].context["values"], expected)
 
 
-# ---- running statistics ----
-
-
 @pytest.mark.parametrize("others", [{}, dict(target_kl=1e-9, n_epochs=4), dict(replay_kwargs=dict(staleness=2))])
 @pytest.mark.filterwarnings("ignore:.*does not correct")
 def test_the_value_unit_is_the_standard_deviation_of_all_value_targets_so_far(others):
@@ -147,8 +134,6 @@ def test_the_value_unit_is_the_standard_deviation_of_all_value_targets_so_far(ot
     model.learn(128, callback=Returns(), reset_num_timesteps=True)
     assert model.policy.value_unit == pytest.approx(np.std(rollouts), rel=1e-4)
 
-
-# ---- mistakes in objectives of a user's ----
 
 ONE_PHASE = SMALL | dict(n_policy_iterations=1)
 

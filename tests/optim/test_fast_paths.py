@@ -1,8 +1,7 @@
 """Each fast path takes the same step as the plain one; bfloat16 and unvalidated distributions stay where they belong."""
 
 import copy
-import functools
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
 import numpy as np
@@ -155,9 +154,6 @@ def test_a_compiled_network_computes_the_same(monkeypatch):
     assert model.policy.compile_mode == "default"
 
 
-# ---- precision ----
-
-
 @pytest.mark.parametrize("architecture", ["dual", "shared"])
 def test_bfloat16_is_for_the_features_alone(architecture):
     """Weights, moments, losses, distributions and values are float32; what convolutions compute is not."""
@@ -206,9 +202,6 @@ def test_distributions_are_validated_again_whichever_training_ends_first():
     assert distributions_are_validated()
 
 
-# ---- while a user's code runs, the process is as the user left it ----
-
-
 seen: list[tuple[bool, bool]] = []
 
 
@@ -242,7 +235,7 @@ class LookingCallback(BaseCallback):
 @needs_compiler
 @pytest.mark.parametrize(("cls", "compile_updates"), [(PPG, False), (PPG, True), (MaskablePPG, False)])
 def test_environments_and_callbacks_run_with_the_users_settings(cls, compile_updates, monkeypatch):
-    monkeypatch.setattr(th, "compile", functools.wraps(th.compile)(functools.partial(th.compile, backend="eager")))
+    monkeypatch.setattr(th, "compile", wraps(th.compile)(partial(th.compile, backend="eager")))
     seen.clear()
     env = Looking(VECTOR, spaces.Discrete(2))
     env = ActionMasker(env, lambda env: env.action_masks()) if cls is MaskablePPG else env

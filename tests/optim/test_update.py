@@ -123,7 +123,6 @@ def test_a_loss_that_is_not_finite_leaves_weights_and_optimizer_alone(bad, bad_m
         lambda parameters: th.optim.Adadelta(parameters, eps=1e-12),
         lambda parameters: th.optim.Adafactor(parameters),
     ],
-    ids=["Adam", "AMSGrad", "RMSprop", "SGD", "Adagrad", "Adamax", "Rprop", "Adadelta", "Adafactor"],
 )
 def test_rescaled_moments_are_those_of_rescaled_gradients(make_optimizer):
     parameters = [nn.Parameter(th.zeros(2, 2)), nn.Parameter(th.zeros(2, 2))]

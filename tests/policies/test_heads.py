@@ -62,13 +62,9 @@ class Quantiles(nn.Linear):
         return super().forward(latent).mean(dim=1, keepdim=True)
 
 
-def layers(n: int) -> nn.Sequential:
-    return nn.Sequential(nn.Linear(n, 16), nn.Tanh(), nn.Linear(16, 1))
-
-
 HEADS = {
     "of another shape": Quantiles,
-    "with layers": layers,
+    "with layers": lambda n: nn.Sequential(nn.Linear(n, 16), nn.Tanh(), nn.Linear(16, 1)),
     "with layers and units": lambda n: ValueHead(16, layers=nn.Sequential(nn.Linear(n, 16), nn.Tanh())),
 }
 
@@ -123,8 +119,7 @@ def test_weights_without_a_unit_are_in_that_of_the_return_and_half_a_unit_is_ref
             other.load_state_dict({key: one for key, one in head.state_dict().items() if key != name})
 
 
-# ---- the head and the distribution that docs/guides/own_networks.md shows, on all kinds of policies ----
-
+# For the head and the distribution that docs/guides/own_networks.md shows, on all kinds of policies
 PAGES = SMALL | dict(n_steps=16, batch_size=16, n_epochs=2, n_aux_epochs=2)
 
 

@@ -24,7 +24,6 @@ DICT = spaces.Dict(image=IMAGE, vector=VECTOR)
 CASES = {"mlp": (MlpPolicy, VECTOR), "cnn": (CnnPolicy, IMAGE), "multi-input": (MultiInputPolicy, DICT)}
 ACTIONS = th.tensor([0, 1, 2, 0, 1, 2])
 every_policy = pytest.mark.parametrize("policy_class, observation_space", CASES.values(), ids=CASES)
-every_architecture = pytest.mark.parametrize("architecture", ARCHITECTURES)
 
 
 def make(policy_class, observation_space, **kwargs):
@@ -90,7 +89,7 @@ def test_gradients_of_the_auxiliary_phase(policy_class, observation_space):
 
 
 @every_policy
-@every_architecture
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_the_ways_to_ask_agree_and_a_file_of_the_policy_alone_keeps_it(
     policy_class, observation_space, architecture, tmp_path
 ):
@@ -153,9 +152,6 @@ def test_same_seed_same_weights_and_first_actions_as_ppo():
     assert all(th.equal(ours[name], weight) for name, weight in ppo.items())
 
 
-# ---- initialisation ----
-
-
 def norms(layer) -> np.ndarray:
     return layer.weight.detach().flatten(1).norm(dim=1).numpy()
 
@@ -177,7 +173,9 @@ def test_impala_has_the_authors_initialisation():
     features = policy.pi_features_extractor(th.zeros(2, 3, 36, 36))
     assert features.shape == (2, 256)
 
-    policy = make(CnnPolicy, IMAGE, features_extractor_class=ImpalaCNN, ortho_init=True)
+    any_callable = partial(ImpalaCNN, features_dim=8)
+    policy = make(CnnPolicy, IMAGE, features_extractor_class=any_callable, ortho_init=True)
+    assert isinstance(policy.features_extractor, ImpalaCNN) and policy.features_dim == 8
     np.testing.assert_allclose(norms(policy.action_net), 0.01, rtol=1e-4)
     np.testing.assert_allclose(norms(policy.aux_value_net), 1.0, rtol=1e-4)
 
@@ -188,9 +186,6 @@ def test_impala_takes_any_image_but_no_vectors(size):
     assert extractor(th.zeros(2, 1, size, size + 1)).shape == (2, 9)
     with pytest.raises(ArgumentError, match="MlpPolicy"):
         ImpalaCNN(spaces.Box(-1, 1, (size,)))
-
-
-# ---- refusals ----
 
 
 class OwnTrunk(MlpPolicy):
@@ -213,11 +208,6 @@ def test_a_thread_may_predict_while_another_trains(env, kwargs):
     expected = of_training.log_prob(of_training.mode())
     policy.predict(np.ones(policy.observation_space.shape, np.float32))
     assert th.equal(of_training.log_prob(of_training.mode()), expected) and expected.shape == (5,)
-
-
-def test_a_features_extractor_may_be_any_callable():
-    policy = make(CnnPolicy, IMAGE, features_extractor_class=partial(ImpalaCNN, features_dim=8))
-    assert isinstance(policy.features_extractor, ImpalaCNN) and policy.features_dim == 8
 
 
 class Squashed(SquashedDiagGaussianDistribution):
