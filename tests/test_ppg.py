@@ -334,7 +334,6 @@ BAD_ARGUMENTS += [
     (dict(mixed_precision="bf16"), "mixed_precision`='bf16' cannot work.*no layers"),
     (dict(micro_batch_size=4, policy_kwargs=BATCH_NORM), "micro_batch_size`=4 cannot work: batch normalization.*None"),
     (dict(recompute_advantages=True, **AVERAGED), "recompute_advantages`=True.* would count a rollout several times"),
-    (dict(objective_kwargs=dict(value_clip=-1)), "value_clip`=-1 cannot work"),
     (dict(objective_kwargs=dict(value_clip=0.2), clip_range_vf=0.2), "clip_range_vf`=.* cannot work: `value_clip` of"),
     (dict(normalize_value_targets="always"), 'normalize_value_targets.*use True, False or "running"'),
     (dict(policy=ActorCriticPolicy), r"policy`=ActorCriticPolicy .*'MlpPolicy'.*derive your class from sb3_ppg\.policies\."),

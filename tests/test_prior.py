@@ -7,7 +7,7 @@ import pytest
 import torch as th
 from gymnasium import spaces
 from sb3_contrib import MaskablePPO, RecurrentPPO
-from stable_baselines3 import A2C, PPO, SAC
+from stable_baselines3 import PPO, SAC
 from stable_baselines3.common.utils import LinearSchedule
 from stable_baselines3.common.vec_env import VecFrameStack, VecNormalize
 
@@ -114,7 +114,6 @@ def test_a_weight_that_cannot_work_is_refused():
 
 AGENTS = {
     "PPO": lambda env: PPO("MlpPolicy", env, n_steps=8, batch_size=8, device="cpu").learn(16),
-    "A2C": lambda env: A2C("MlpPolicy", env, device="cpu").learn(16),
     "PPG, one network": lambda env: PPG("MlpPolicy", env, **SMALL, policy_kwargs=dict(architecture="detached")),
     "RecurrentPPO": lambda env: RecurrentPPO("MlpLstmPolicy", env, n_steps=8, batch_size=8, device="cpu").learn(16),
 }

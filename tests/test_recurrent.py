@@ -194,9 +194,8 @@ class Memories(PhasicCallback):
 @pytest.mark.parametrize("mode", MODES)
 def test_states_are_those_that_were_stored_or_those_of_the_present_network(mode, recompute_states):
     """
-    Sequences begin with recomputed states where asked for, and episodes go on with what the network remembers after the phase:
-    it preserves the policy's behavior given its own memory (the KL divergence begins at zero), but may change the meaning of
-    that memory.
+    Sequences begin with recomputed states where asked for, and episodes go on with what the network remembers after the phase,
+    which preserves the policy's behavior given its own memory (the KL divergence begins at zero), not that memory's meaning.
     """
     phases = dict(n_policy_iterations=3, n_aux_epochs=1, learning_rate=3e-2, recompute_states=recompute_states)
     model, seen = make(policy_kwargs=MODES[mode], env=make_env(episode_length=11), **phases), Memories()

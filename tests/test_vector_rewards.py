@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 import torch as th
 from gymnasium import spaces
+from gymnasium.wrappers import TransformObservation
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.monitor import Monitor
@@ -378,13 +379,8 @@ def test_weights_are_drawn_for_each_episode_and_observed_unless_they_are_set():
 
 
 def test_drawn_weights_are_added_to_a_dictionary():
-    class DictEnv(gym.ObservationWrapper):
-        observation_space = spaces.Dict(position=spaces.Box(-1, 1, (3,)))
-
-        def observation(self, observation):
-            return {"position": observation}
-
-    env = DrawnWeights(DictEnv(VectorRewardEnv()))
+    space = spaces.Dict(position=spaces.Box(-1, 1, (3,)))
+    env = DrawnWeights(TransformObservation(VectorRewardEnv(), lambda observation: {"position": observation}, space))
     assert env.observation_space.spaces.keys() == {"position", "weights"} == env.reset()[0].keys()
 
 

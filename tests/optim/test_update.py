@@ -101,10 +101,8 @@ def test_a_loss_that_is_not_finite_leaves_weights_and_optimizer_alone(bad, bad_m
     states = [{k: v.clone() for k, v in s.items()} for s in regression.optimizer.state.values()]
     minibatches = [make_batch(8, seed) for seed in range(4)]
     minibatches[bad_minibatch].targets[3] = bad
-
     with pytest.raises(NonFiniteLossError, match=rf"auxiliary phase.*minibatch {bad_minibatch}.*'error'"):
         regression.epoch(*minibatches, phase="auxiliary")
-
     assert all(th.equal(a, b) for a, b in zip(regression.weights(), before, strict=True)) and regression.network.n_passes == 1
     for state, saved in zip(regression.optimizer.state.values(), states, strict=True):
         assert all(th.equal(state[name], saved[name]) for name in saved)

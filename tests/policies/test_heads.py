@@ -16,10 +16,7 @@ SMALL = dict(n_steps=32, batch_size=32, n_epochs=1, n_policy_iterations=2, n_aux
 
 
 def test_a_run_rescales_the_moments_of_every_optimizer_of_a_head():
-    """
-    Each rollout changes the unit before its epochs, and with it the moments of the heads in all three optimizers: a unit that
-    is four times as large makes the weights of the last layer, and their gradients, a quarter as large.
-    """
+    """Each rollout changes the unit before its epochs; four times the unit makes weights and gradients a quarter as large."""
     after: list[tuple] = []
 
     def moments(policy: MlpPolicy) -> tuple[float, list[list[th.Tensor]]]:
