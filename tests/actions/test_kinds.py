@@ -42,7 +42,7 @@ def make(kind: str, seed: int) -> tuple[Actions, Distribution, tuple[th.Tensor, 
 
 @every_kind
 def test_kl_and_its_gradient_are_torchs_summed_over_action_dimensions(kind):
-    """Those of squashed actions are those of the Gaussians: a bijection leaves a KL divergence as it is."""
+    """Squashing leaves a KL divergence as it is, as every bijection does."""
     (actions, old, _), (_, new, outputs) = make(kind, seed=0), make(kind, seed=1)
     if kind == "MultiDiscrete":
         expected = sum(th.distributions.kl_divergence(p, q) for p, q in zip(old.distribution, new.distribution, strict=True))
