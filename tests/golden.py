@@ -62,6 +62,11 @@ def settings(file: str) -> dict[str, Any]:
         return {key.removeprefix("settings/"): archive[key].tolist() for key in archive if key.startswith("settings/")}
 
 
+def arguments(setting: dict[str, Any], **names: str) -> dict[str, Any]:
+    """Return a file's settings by our names of the arguments; ``names`` has the authors'."""
+    return {ours: setting[theirs] for ours, theirs in names.items()}
+
+
 class Numbers(dict[str, np.ndarray]):
     """The numbers of a file, which know which of them nobody has used."""
 

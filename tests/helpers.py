@@ -229,13 +229,8 @@ def make_on_images(policy_kwargs=None, n_envs: int = 4, space: spaces.Space | No
     env = DummyVecEnv([lambda: RandomEnv(space, spaces.Discrete(5), episode_length=7)] * n_envs)
     env.seed(0)
     impala = dict(features_extractor_class=ImpalaCNN, features_extractor_kwargs=dict(features_dim=32, channels=(8, 16)))
-    if isinstance(space, spaces.Dict):
-        impala = {}
-    arguments = dict(
-        n_steps=8, batch_size=16, n_epochs=1, n_policy_iterations=2, n_aux_epochs=2, aux_batch_size=16, seed=0, device="cpu"
-    )
-    policy = "MultiInputPolicy" if isinstance(space, spaces.Dict) else "CnnPolicy"
-    return PPG(policy, env, policy_kwargs={**impala, **(policy_kwargs or {})}, **{**arguments, **kwargs})
+    arguments = SMALL | dict(batch_size=16, n_aux_epochs=2, aux_batch_size=16, policy_kwargs=impala | (policy_kwargs or {}))
+    return PPG("CnnPolicy", env, **arguments | kwargs)
 
 
 def normalized_rewards(cls: type = NormalizedRewardRolloutBuffer, **kwargs: Any) -> dict[str, Any]:

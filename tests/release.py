@@ -16,11 +16,7 @@ from tests.helpers import ROOT
 
 
 def try_out(wheel: Path, python: str) -> None:
-    """
-    :param wheel: to install
-    :param python: the interpreter
-    :raises subprocess.CalledProcessError: if a step fails
-    """
+    """Install a wheel for an interpreter, and fail if one of the steps does."""
     readme = (ROOT / "README.md").read_text()
     code = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)[0]
     commands = [shlex.split(line, comments=True) for line in re.findall(r"^sb3-ppg .*", readme, re.MULTILINE)]

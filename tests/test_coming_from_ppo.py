@@ -1,61 +1,68 @@
-"""Situations from scripts that were written for PPO."""
+"""Situations from scripts that were written for PPO, and behavior that SB3's users expect of every algorithm."""
 
 import copy
-import csv
 import pickle
 from functools import partial
+from types import SimpleNamespace
 
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch as th
 from gymnasium import spaces
-from stable_baselines3 import PPO
-from stable_baselines3.common.callbacks import BaseCallback
+from gymnasium.wrappers import TransformObservation
+from stable_baselines3.common.callbacks import BaseCallback, StopTrainingOnMaxEpisodes
 from stable_baselines3.common.env_util import make_vec_env
-from stable_baselines3.common.logger import configure
+from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, FlattenExtractor
 from stable_baselines3.common.utils import obs_as_tensor
 from stable_baselines3.common.vec_env import VecEnvWrapper, VecNormalize
 
-from sb3_ppg import PPG, ArgumentError, MaskablePPG, MlpPolicy, PhasicCheckpointCallback, RecurrentPPG
+from sb3_ppg import PPG, ArgumentError, MaskablePPG, MlpPolicy, PhasicCallback, PhasicCheckpointCallback, RecurrentPPG
 from sb3_ppg.buffers.rollouts import RolloutEnd
 from sb3_ppg.errors import NonFiniteEnvironmentError
 from sb3_ppg.family import with_preset
 from sb3_ppg.policies.lstm import RecurrentPhasicActorCriticPolicy
-from tests.helpers import MaskedEnv, code_blocks, learn_and_log
+from tests.helpers import (
+    THREE_ACTIONS,
+    VECTOR,
+    WITH_CONTEXT,
+    BatchNormExtractor,
+    MaskedEnv,
+    RandomEnv,
+    changed,
+    code_blocks,
+    learn_and_log,
+    make_kind,
+    random_envs,
+    weights,
+)
 from tests.saving.small_models import resumed
 
 SMALL = dict(n_steps=32, batch_size=32, n_epochs=1, n_policy_iterations=2, n_aux_epochs=1, device="cpu", seed=0)
 
 
-class Each(BaseCallback):
-    """Calls a function after each step, and keeps what it returns."""
-
-    def __init__(self, look):
-        super().__init__()
-        self.look, self.seen = look, []
-
-    def _on_step(self) -> bool:
-        self.seen.append(self.look(self.model))
-        return True
+def make(env="CartPole-v1", policy="MlpPolicy", **kwargs) -> PPG:
+    return PPG(policy, env, **SMALL | kwargs)
 
 
 # ---- environments ----
 
 
-class Simulator:
-    """Has a ``VecEnv``'s methods, and no more."""
+def test_set_env_keeps_what_was_stored():
+    model = make().learn(32)
+    model.set_env(gym.make("CartPole-v1"))
+    assert model.learn(32, reset_num_timesteps=False).n_aux_phases == 1
 
-    num_envs, n_steps = 3, 0
-    observation_space, action_space, render_mode = spaces.Box(-1, 1, (4,), np.float32), spaces.Discrete(2), None
 
-    def reset(self):
-        return np.zeros((3, 4), np.float32)
-
-    def step(self, actions):
-        self.n_steps += 1
-        return np.full((3, 4), 0.1, np.float32), np.ones(3, np.float32), np.full(3, self.n_steps % 17 == 0), [{}, {}, {}]
+def test_load_for_another_number_of_environments(tmp_path):
+    """Train with 8 environments and load with one, like ``enjoy``: a misfit of ``aux_batch_size`` matters only in training."""
+    model = make(env=make_vec_env("CartPole-v1", 8), aux_batch_size=32 * 8 * 2).learn(32 * 8)
+    model.save(tmp_path / "model")
+    loaded = PPG.load(tmp_path / "model", env=make_vec_env("CartPole-v1", 1))
+    evaluate_policy(loaded, loaded.get_env(), n_eval_episodes=1)
+    with pytest.raises(ValueError, match="aux_batch_size"):
+        loaded.learn(32)
 
 
 class Adapter(VecEnvWrapper):
@@ -76,13 +83,16 @@ class Adapter(VecEnvWrapper):
 
 
 def test_wrappers_may_be_around_what_is_no_vec_env():
-    model = PPG("MlpPolicy", VecNormalize(Adapter(Simulator())), **SMALL).learn(192)
-    assert model.num_timesteps == 192 and model.n_aux_phases == 1
+    """It has these of a ``VecEnv``'s attributes, and no more."""
+    venv, names = random_envs(), ("num_envs", "observation_space", "action_space", "render_mode", "reset", "step")
+    simulator = SimpleNamespace(**{name: getattr(venv, name) for name in names})
+    model = make(VecNormalize(Adapter(simulator))).learn(128)
+    assert model.num_timesteps == 128 and model.n_aux_phases == 1
 
 
 def test_a_model_that_was_pickled_with_vec_normalize_asks_for_its_environment():
     env = VecNormalize(make_vec_env("CartPole-v1"))
-    model = pickle.loads(pickle.dumps(PPG("MlpPolicy", env, **SMALL)))
+    model = pickle.loads(pickle.dumps(make(env)))
     with pytest.raises(ArgumentError, match="There is no environment"):
         model.learn(32)
     model.set_env(env)
@@ -92,69 +102,102 @@ def test_a_model_that_was_pickled_with_vec_normalize_asks_for_its_environment():
 def test_a_callback_may_set_another_environment_but_not_in_the_middle_of_a_rollout():
     """With PPO, the policy meets NaN later."""
 
-    class Sets(Each):
+    class Sets(PhasicCallback):
         def _on_rollout_end(self) -> None:
             self.model.set_env(make_vec_env("CartPole-v1", 2))
 
-    callback, model = Sets(lambda model: model.env), PPG("MlpPolicy", make_vec_env("CartPole-v1", 2), **SMALL)
-    model.learn(128, callback=callback)
-    assert callback.seen[0] is not callback.seen[-1]
+    model = make(make_vec_env("CartPole-v1", 2))
+    first = model.env
+    assert model.learn(128, callback=Sets()).env is not first
     with pytest.raises(ArgumentError, match=r"`set_env` .* in `_on_rollout_end`"):
-        model.learn(128, callback=Each(lambda model: model.set_env(make_vec_env("CartPole-v1", 2))))
-
-
-class Imitate(gym.Env):
-    """An action between integers; its number is given back as the next observation."""
-
-    observation_space, action_space = spaces.Box(-1000, 1000, (1,), np.int64), spaces.Box(-3, 3, (1,), np.int32)
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        return np.array([7]), {}
-
-    def step(self, action):
-        return self.np_random.integers(-1000, 1000, 1), 1.0, False, False, {}
+        model.learn(128, callback=lambda *_: model.set_env(make_vec_env("CartPole-v1", 2)) or True)
 
 
 def test_actions_and_normalized_observations_of_integers_are_stored_as_they_were():
-    model = PPG("MlpPolicy", VecNormalize(make_vec_env(Imitate, 2)), **SMALL | dict(learning_rate=0.0))
+    env = random_envs(spaces.Box(-1000, 1000, (1,), np.int64), spaces.Box(-3, 3, (1,), np.int32))
+    model = make(VecNormalize(env), learning_rate=0.0)
     assert abs(learn_and_log(model, 64)["train/approx_kl"]) < 1e-6
     for array in (model.rollout_buffer.observations, model.rollout_buffer.actions):
         assert array.dtype == np.float32 and (array != np.round(array)).any()
 
 
-class Echoes(gym.Env):
-    """A sensor that says NaN where there is no echo."""
-
-    observation_space, action_space = spaces.Box(-1, 1, (4,), np.float32), spaces.Discrete(2)
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        return np.array([0, 0, np.nan, np.inf], np.float32), {}
-
-    def step(self, action):
-        return np.array([0, np.nan, 0, 1], np.float32), 1.0, False, self.np_random.random() < 0.1, {}
+def echoes() -> gym.Env:
+    """A sensor that says NaN where there is no echo, or infinity."""
+    env = RandomEnv(VECTOR, THREE_ACTIONS)
+    return TransformObservation(env, lambda obs: np.where(obs > 0, obs, [np.nan, np.inf, 0]).astype(np.float32), None)
 
 
 class Fills(BaseFeaturesExtractor):
     def __init__(self, observation_space):
-        super().__init__(observation_space, 4)
+        super().__init__(observation_space, 3)
 
     def forward(self, observations):
         return th.nan_to_num(observations, 0.0, 1.0, -1.0)
 
 
 def test_an_extractor_may_take_care_of_observations_that_are_not_finite(tmp_path):
-    kwargs = {**SMALL, "policy_kwargs": dict(features_extractor_class=Fills)}
+    fills = dict(policy_kwargs=dict(features_extractor_class=Fills))
     with pytest.raises(NonFiniteEnvironmentError, match="allow_nonfinite_observations"):
-        PPG("MlpPolicy", Echoes(), **kwargs).learn(64)
-    model = PPG("MlpPolicy", Echoes(), **kwargs, allow_nonfinite_observations=True)
+        make(echoes(), **fills).learn(64)
+    model = make(echoes(), **fills, allow_nonfinite_observations=True)
     model.learn(96, callback=PhasicCheckpointCallback(1, tmp_path))
-    loaded = resumed(tmp_path, Echoes())
+    loaded = resumed(tmp_path, echoes())
     assert model.n_aux_phases == 1 and len(loaded.aux_buffer) == 1 and loaded.num_timesteps == 96
 
 
+# ---- saving and copying ----
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))], ids=["copy", "pickle"])
+def test_callbacks_may_copy_the_model(copied):
+    """Copy a model for self-play, where the model's callback has modules in its ``globals``."""
+    copies = []
+
+    class Snapshot(BaseCallback):
+        def _on_step(self) -> bool:
+            copies.append(copied(self.model))
+            return True
+
+        _on_rollout_start = _on_rollout_end = _on_step
+
+    make(n_steps=4, batch_size=4).learn(4, callback=Snapshot())
+    assert [one.num_timesteps for one in copies] == [0, 1, 2, 3, 4, 4]
+    assert all(one.learn(8).num_timesteps == 8 for one in (copies[0], copies[2], copies[-1]))
+
+
+def test_a_model_file_does_not_hold_the_rollouts(tmp_path):
+    model = make(env=RandomEnv(spaces.Box(-1, 1, (10_000,)), spaces.Discrete(2)), n_steps=64, policy_kwargs=dict(net_arch=[1]))
+    model.learn(64).save(tmp_path / "model.zip")
+    assert len(model.aux_buffer) == 1 and (tmp_path / "model.zip").stat().st_size < 64 * 10_000 * 4 / 4
+
+
+def test_compiled_policy(tmp_path):
+    """Compile as SB3 documents it: ``model.policy = th.compile(model.policy)``."""
+    plain, compiled = make().learn(64), make()
+    compiled.policy = th.compile(compiled.policy, backend="eager")
+    compiled.learn(64).save(tmp_path / "model")
+    assert not changed(weights(plain), weights(PPG.load(tmp_path / "model")))
+
+
 # ---- policies ----
+
+
+def test_train_and_eval_mode():
+    """Update batch statistics in training only, and record π_old without dropout."""
+    model = make(policy_kwargs=dict(features_extractor_class=BatchNormExtractor))
+    norm = model.policy.features_extractor.layers[0]
+    model.learn(32)
+    counted = norm.num_batches_tracked.item()
+    assert counted == 1  # one minibatch
+    modes, recorded = [], model.objective.recorded
+    model.objective.recorded = lambda policy, inputs: modes.append(policy.training) or recorded(policy, inputs)
+    model.learn(32, reset_num_timesteps=False)
+    assert modes and not any(modes)
+    assert norm.num_batches_tracked.item() > counted
+    obs = model.get_env().reset()
+    assert model.policy.training
+    predictions = {model.predict(obs, deterministic=True)[0].item() for _ in range(5)}
+    assert len(predictions) == 1 and not model.policy.training
 
 
 class Preprocesses(MlpPolicy):
@@ -163,7 +206,7 @@ class Preprocesses(MlpPolicy):
 
 
 def test_features_of_a_custom_policy_reach_all_networks():
-    model = PPG(Preprocesses, "CartPole-v1", **SMALL).learn(64)
+    model = make(policy=Preprocesses).learn(64)
     near, far = th.full((1, 4), 0.01), th.full((1, 4), 5.0)
     with th.no_grad():
         for evaluate in (model.policy.evaluate_auxiliary, model.policy.evaluate):
@@ -172,23 +215,11 @@ def test_features_of_a_custom_policy_reach_all_networks():
         assert th.equal(model.policy.evaluate_values(near), model.policy.evaluate_values(far))
 
 
-class Values(MlpPolicy):
-    def predict_values(self, obs):
-        return super().predict_values(obs).clamp(-1, 1)
-
-
-class Masks(MlpPolicy):
-    def get_distribution(self, obs):
-        return super().get_distribution(obs)
-
-    def evaluate_actions(self, obs, actions):
-        return super().evaluate_actions(obs, actions)
-
-
-@pytest.mark.parametrize(("policy", "methods"), [(Values, "predict_values"), (Masks, "evaluate_actions and get_distribution")])
-def test_a_policy_whose_methods_the_losses_would_bypass_is_refused(policy, methods):
-    with pytest.raises(ArgumentError, match=f"{policy.__name__} cannot work: it overrides {methods}.*override `evaluate`"):
-        PPG(policy, "CartPole-v1", **SMALL)
+@pytest.mark.parametrize("methods", [["predict_values"], ["evaluate_actions", "get_distribution"]])
+def test_a_policy_whose_methods_the_losses_would_bypass_is_refused(methods):
+    policy = type("Own", (MlpPolicy,), {name: lambda self, *args: None for name in methods})
+    with pytest.raises(ArgumentError, match=f"Own cannot work: it overrides {' and '.join(methods)}.*override `evaluate`"):
+        make(policy=policy)
 
 
 class NeedsMore(th.optim.SGD):
@@ -201,23 +232,23 @@ def decaying(parameters, lr: float) -> th.optim.AdamW:
     return th.optim.AdamW([dict(params=biases), dict(params=weights, weight_decay=0.1)], lr, betas=(0.8, 0.9))
 
 
-def policy_with(make, base=MlpPolicy, **methods) -> type[MlpPolicy]:
+def policy_with(make_optimizer, base=MlpPolicy, **methods) -> type[MlpPolicy]:
     """Derive a policy that makes an optimizer in ``_build``, as with SB3."""
 
     def build(self, lr_schedule):
         base._build(self, lr_schedule)
-        self.optimizer = make([*self.parameters()], lr_schedule(1))
+        self.optimizer = make_optimizer([*self.parameters()], lr_schedule(1))
 
     return type("Own", (base,), dict(_build=build, **methods))
 
 
-@pytest.mark.parametrize("make", [partial(th.optim.SGD, momentum=0.9), partial(th.optim.Adam, betas=(0.8, 0.9)), decaying])
+@pytest.mark.parametrize("make_optimizer", [partial(th.optim.Adam, betas=(0.8, 0.9)), decaying])
 @pytest.mark.parametrize("kind", ["ppg", "LSTM", "idaac", "ddcpg"])
-def test_an_optimizer_that_a_policy_makes_is_that_of_all_epochs(make, kind):
+def test_an_optimizer_that_a_policy_makes_is_that_of_all_epochs(make_optimizer, kind):
     algorithm, base = (RecurrentPPG, RecurrentPhasicActorCriticPolicy) if kind == "LSTM" else (PPG, MlpPolicy)
     kwargs = with_preset(kind, {}) if kind in ("idaac", "ddcpg") else dict(n_value_epochs=1)
-    model = algorithm(policy_with(make, base), "CartPole-v1", **SMALL | kwargs)
-    expected = make([*model.policy.parameters()], 1e-3)
+    model = algorithm(policy_with(make_optimizer, base), "CartPole-v1", **SMALL | kwargs)
+    expected = make_optimizer([*model.policy.parameters()], 1e-3)
     of_policy = [*map(id, model.policy.parameters())]
     of_objective = [*map(id, model.objective.trained_with_policy())]
     given = [(model.policy.optimizer, of_policy + of_objective), (model.value_optimizer, of_policy)]
@@ -231,33 +262,36 @@ def test_an_optimizer_that_a_policy_makes_is_that_of_all_epochs(make, kind):
 
 
 def test_an_optimizer_of_which_no_other_can_be_made_is_refused_unless_its_policy_makes_all():
-    make = partial(NeedsMore, more=True)
+    needs = partial(NeedsMore, more=True)
     with pytest.raises(ArgumentError, match=r"`policy`=Own has .* no NeedsMore can be made .*'more'.*`make_optimizer`"):
-        PPG(policy_with(make), "CartPole-v1", **SMALL)
+        make(policy=policy_with(needs))
     with pytest.raises(ArgumentError, match="LBFGS cannot work"):
-        PPG(policy_with(th.optim.LBFGS), "CartPole-v1", **SMALL)
-    policy = policy_with(make, make_optimizer=lambda self, learning_rate, parameters: make(parameters, learning_rate))
-    model = PPG(policy, "CartPole-v1", **SMALL)
+        make(policy=policy_with(th.optim.LBFGS))
+
+    class MakesAll(policy_with(needs)):
+        def make_optimizer(self, learning_rate, parameters):
+            return needs(parameters, learning_rate)
+
+    model = make(policy=MakesAll)
     assert type(model.value_optimizer) is type(model.aux_optimizer) is NeedsMore
 
 
-class PartlyPossible(gym.Env):
-    """A part of the observation says which actions are possible."""
+class PartlyPossible(RandomEnv):
+    """A part of the observation says which actions are possible; the first always is."""
 
-    observation_space = spaces.Dict(obs=spaces.Box(-1, 1, (3,), np.float32), mask=spaces.MultiBinary(4))
-    action_space = spaces.Discrete(4)
+    def __init__(self):
+        super().__init__(spaces.Dict(obs=VECTOR, mask=spaces.MultiBinary(4)), spaces.Discrete(4))
 
-    def look(self):
-        self.mask = np.append(1, self.np_random.integers(0, 2, 3)).astype(np.int8)
-        return dict(obs=self.np_random.uniform(-1, 1, 3).astype(np.float32), mask=self.mask)
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        return self.look(), {}
+    def reset(self, **kwargs):
+        self.obs, info = super().reset(**kwargs)
+        self.obs["mask"][0] = 1
+        return self.obs, info
 
     def step(self, action):
-        assert self.mask[action] == 1
-        return self.look(), 1.0, False, self.np_random.random() < 0.1, {}
+        assert self.obs["mask"][action]
+        self.obs, *rest = super().step(action)
+        self.obs["mask"][0] = 1
+        return self.obs, *rest
 
 
 @pytest.mark.parametrize("kwargs", [{}, with_preset("daac", {}), with_preset("dna", {})])
@@ -265,7 +299,7 @@ def test_the_policy_of_the_page_masks_actions_by_the_observation_in_both_phases(
     (code,) = (block for block in code_blocks("docs/guides/own_networks.md") if "MaskedByObservation" in block)
     names: dict = {}
     exec(code, names)
-    model = PPG(names["MaskedByObservation"], make_vec_env(PartlyPossible, 2), **SMALL | dict(learning_rate=0.0) | kwargs)
+    model = make(make_vec_env(PartlyPossible, 2), names["MaskedByObservation"], learning_rate=0.0, **kwargs)
     assert abs(learn_and_log(model, 128)["train/approx_kl"]) < 1e-6
     obs = dict(obs=th.zeros(1, 3), mask=th.tensor([[1, 0, 0, 1]]))
     probabilities = model.policy.evaluate_auxiliary(obs).distribution.distribution.probs
@@ -287,8 +321,8 @@ class Wraps(MlpPolicy):
 
 def test_a_forward_that_disagrees_with_the_losses_is_an_error_after_the_first_rollout():
     with pytest.raises(ArgumentError, match=r"`ActsOtherwise.forward` acted with .* and `ActsOtherwise.evaluate`"):
-        PPG(ActsOtherwise, "CartPole-v1", **SMALL).learn(32)
-    model = PPG(Wraps, "CartPole-v1", **SMALL).learn(32)
+        make(policy=ActsOtherwise).learn(32)
+    model = make(policy=Wraps).learn(32)
     assert model.policy.probabilities.shape == (1, 2)
 
 
@@ -299,45 +333,29 @@ class Noisy(FlattenExtractor):
         return super().forward(observations) + 0.5 * th.randn(observations.shape[0], self.features_dim)
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "policy", "env"),
-    [
-        (PPG, "MlpPolicy", "Pendulum-v1"),
-        (RecurrentPPG, "MlpLstmPolicy", "CartPole-v1"),
-        (MaskablePPG, "MlpPolicy", MaskedEnv()),
-    ],
-)
-def test_networks_that_are_random_train_with_a_warning_that_says_so(algorithm, policy, env):
-    model = algorithm(policy, env, **SMALL, policy_kwargs=dict(features_extractor_class=Noisy))
+@pytest.mark.parametrize("kind", WITH_CONTEXT)
+def test_networks_that_are_random_train_with_a_warning_that_says_so(kind):
+    model = make_kind(kind, policy_kwargs=dict(features_extractor_class=Noisy))
     model.policy.action_net.weight.data *= 100
     with pytest.warns(UserWarning, match="The policy's networks are random: two passes with the same weights"):
-        model.learn(64)
+        model.learn(32)
     assert model.n_aux_phases == 1
 
 
 def test_the_latest_distribution_can_be_read_and_copies_do_not_have_it():
-    scales = Each(lambda model: model.policy.action_dist.distribution.scale.mean().item())
-    model = PPG("MlpPolicy", "Pendulum-v1", **SMALL).learn(32, callback=scales)
-    assert scales.seen == [1.0] * 32
+    model, scales = make("Pendulum-v1"), []
+    model.learn(32, callback=lambda *_: scales.append(model.policy.action_dist.distribution.scale.mean().item()) or True)
+    assert scales == [1.0] * 32
     copied = copy.deepcopy(model)
     assert not hasattr(copied.policy.action_dist, "distribution") and copied.learn(32).num_timesteps == 32
+    with_noise = make("Pendulum-v1", use_sde=True)
+    with_noise.policy.reset_noise()
+    assert copy.deepcopy(with_noise).learn(64).n_aux_phases == 1
     masked = MaskablePPG("MlpPolicy", MaskedEnv(), **SMALL).learn(32)
     assert masked.policy.action_dist.distribution.logits.min() < -1e6
     recurrent = RecurrentPPG("MlpLstmPolicy", "Pendulum-v1", **SMALL)
     recurrent.predict(np.zeros((1, 3), np.float32))
     assert recurrent.policy.action_dist.distribution.variance.shape == (1, 1)
-
-
-def test_a_model_with_gsde_can_be_copied():
-    model = PPG("MlpPolicy", "Pendulum-v1", use_sde=True, **SMALL)
-    model.policy.reset_noise()
-    assert copy.deepcopy(model).learn(64).n_aux_phases == 1
-
-
-def test_callbacks_see_the_latest_gradient():
-    norms = Each(lambda model: sum(float(p.grad.norm()) for p in model.policy.value_net.parameters() if p.grad is not None))
-    PPG("MlpPolicy", "CartPole-v1", **SMALL).learn(96, callback=norms)
-    assert norms.seen[0] == 0 and min(norms.seen[32:]) > 0
 
 
 class Lazy(BaseFeaturesExtractor):
@@ -350,36 +368,16 @@ class Lazy(BaseFeaturesExtractor):
 
 
 def test_an_extractor_may_have_layers_that_are_made_in_their_first_pass():
-    policy_kwargs = dict(features_extractor_class=Lazy, ortho_init=False)
-    model = PPG("MlpPolicy", "CartPole-v1", policy_kwargs=policy_kwargs, **SMALL).learn(64)
+    model = make(policy_kwargs=dict(features_extractor_class=Lazy, ortho_init=False)).learn(64)
     assert model.policy.pi_features_extractor.layer.weight.shape == (8, 4)
 
 
-def test_the_first_actions_are_those_of_ppo():
-    actions = []
-    for algorithm, kwargs in ((PPO, {}), (PPG, dict(n_aux_epochs=0))):
-        model = algorithm("MlpPolicy", make_vec_env("CartPole-v1", 2), n_steps=64, seed=0, device="cpu", **kwargs)
-        watch = Each(lambda model: model.rollout_buffer.actions[max(0, model.rollout_buffer.pos - 1)].copy())
-        model.learn(128, callback=watch)
-        actions.append(np.array(watch.seen))
-    np.testing.assert_array_equal(*actions)
-
-
-# ---- logs ----
-
-
-def test_values_stay_readable_after_learn_and_are_written_once(tmp_path):
-    model = PPG("MlpPolicy", "CartPole-v1", **SMALL)
-    model.set_logger(configure(str(tmp_path), ["csv"]))
-    for _ in range(3):
-        model.learn(32, reset_num_timesteps=False)
-        assert model.logger.name_to_value["train/loss"] != 0 and "train/approx_kl" in model.logger.name_to_value
-    with (tmp_path / "progress.csv").open() as file:
-        losses = [row["train/loss"] for row in csv.DictReader(file)]
-    assert len(losses) == 6 and [loss != "" for loss in losses] == [False, True] * 3
-
-
 # ---- rollouts ----
+
+
+def test_until_a_callback_ends_it(capsys):
+    model = make(verbose=1).learn(float("inf"), callback=StopTrainingOnMaxEpisodes(3))
+    assert 0 < model.num_timesteps < 2000 and "One phase" not in capsys.readouterr().out
 
 
 class CollectsItself(PPG):
@@ -414,15 +412,14 @@ def of_the_family(cls: type[PPG], name: str) -> PPG:
     return cls("MlpPolicy", "CartPole-v1", n_steps=32, batch_size=32, seed=0, device="cpu", **with_preset(name, {}))
 
 
-@pytest.mark.parametrize("name", ["ppg", "dcpg", "daac"])
-def test_rollouts_may_come_from_elsewhere(name):
-    assert of_the_family(CollectsItself, name).learn(64).num_timesteps == 64
-
-
-@pytest.mark.parametrize("name", ["ppg_replay", "ddcpg", "idaac", "dna"])
-def test_what_needs_the_end_of_a_rollout_says_so(name):
-    with pytest.raises(ArgumentError, match=r"need the end of the rollout, which `CollectsItself\.collect_rollouts` has not"):
-        of_the_family(CollectsItself, name).learn(64)
+@pytest.mark.parametrize("name", ["ppg", "dcpg", "daac", "ppg_replay", "ddcpg", "idaac", "dna"])
+def test_rollouts_may_come_from_elsewhere_and_what_needs_their_end_says_so(name):
+    model = of_the_family(CollectsItself, name)
+    if name in ("ppg", "dcpg", "daac"):
+        assert model.learn(64).num_timesteps == 64
+    else:
+        with pytest.raises(ArgumentError, match=r"the end of the rollout, which `CollectsItself\.collect_rollouts` has not"):
+            model.learn(64)
 
 
 def test_an_objective_that_was_not_told_of_the_steps_says_so():
@@ -433,7 +430,7 @@ def test_an_objective_that_was_not_told_of_the_steps_says_so():
 
 
 def test_rollouts_of_another_size_are_dropped():
-    model = PPG("MlpPolicy", make_vec_env("CartPole-v1", 2), **SMALL).learn(64)
+    model = make(make_vec_env("CartPole-v1", 2)).learn(64)
     model.n_steps = model.rollout_buffer.buffer_size = 16
     with pytest.warns(UserWarning, match="are not here: the phase starts over"):
         model.learn(64, reset_num_timesteps=False)

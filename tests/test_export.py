@@ -152,15 +152,12 @@ def test_an_exported_policy_is_a_copy():
     assert before.shape == (2,) and th.equal(policy(*inputs), before)
 
 
-def test_keys_that_are_names_already_are_refused():
-    """They would make a file that cannot be read."""
+def test_what_cannot_be_exported_is_refused():
+    """Keys that are names already would make a file that cannot be read; and normalization may be below another wrapper."""
     for cls, policy, key in ((PPG, "MultiInputPolicy", "action"), (RecurrentPPG, "MultiInputLstmPolicy", "hidden")):
         model = cls(policy, random_envs(spaces.Dict({key: VECTOR, "other": VECTOR}), BOX), **SMALL)
         with pytest.raises(ArgumentError, match=rf"the observation's keys \['{key}'\] are names of other inputs or outputs"):
             export.DeterministicPolicy(model)
-
-
-def test_what_is_not_ours_and_normalization_below_another_wrapper_are_refused():
     with pytest.raises(ArgumentError, match="is a PPO, not one of sb3_ppg's algorithms"):
         export.to_torchscript(PPO("MlpPolicy", "CartPole-v1"), "policy.pt")
     env = VecFrameStack(VecNormalize(make_vec_env("Pendulum-v1", 2)), 4)

@@ -12,10 +12,15 @@ NEW = th.tensor([math.log(0.75), math.log(0.125), math.log(0.22)])  # ratios 1.5
 ADVANTAGES = th.tensor([2.0, -1.0, 3.0])
 
 
-def test_clipped_surrogate():
+def test_clipped_and_unclipped_surrogate():
     # min(1.5 * 2, 1.2 * 2) = 2.4; min(0.5 * -1, 0.8 * -1) = -0.8; min(1.1 * 3, 1.1 * 3) = 3.3
-    loss = losses.policy_gradient_loss(NEW, OLD, ADVANTAGES, clip_range=0.2)
+    log_prob = NEW.clone().requires_grad_()
+    loss = losses.policy_gradient_loss(log_prob, OLD, ADVANTAGES, clip_range=0.2)
     assert loss.item() == pytest.approx(-(2.4 - 0.8 + 3.3) / 3)
+    loss.backward()  # d(-ratio A / 3)/d log_prob = -ratio A / 3 where not clipped
+    assert log_prob.grad.tolist() == pytest.approx([0.0, 0.0, -1.1 * 3 / 3])
+    loss = losses.policy_gradient_loss(NEW, OLD, ADVANTAGES, clip_range=None)
+    assert loss.item() == pytest.approx(-(3.0 - 0.5 + 3.3) / 3)
 
 
 def test_dual_clip():
@@ -31,24 +36,9 @@ def test_dual_clip():
     )
 
 
-def test_unclipped_surrogate():
-    loss = losses.policy_gradient_loss(NEW, OLD, ADVANTAGES, clip_range=None)
-    assert loss.item() == pytest.approx(-(3.0 - 0.5 + 3.3) / 3)
-
-
-def test_clipping_stops_the_gradient_only_where_it_binds():
-    log_prob = NEW.clone().requires_grad_()
-    losses.policy_gradient_loss(log_prob, OLD, ADVANTAGES, clip_range=0.2).backward()
-    # d(-ratio A / 3)/d log_prob = -ratio A / 3 where not clipped
-    assert log_prob.grad.tolist() == pytest.approx([0.0, 0.0, -1.1 * 3 / 3])
-
-
-def test_kl_penalty():
+def test_kl_penalty_approximate_kl_and_clip_fraction():
     expected = (math.log(1.5) ** 2 + math.log(0.5) ** 2 + math.log(1.1) ** 2) / 6
     assert losses.kl_penalty(NEW, OLD).item() == pytest.approx(expected)
-
-
-def test_approximate_kl_and_clip_fraction():
     expected = (0.5 - math.log(1.5) - 0.5 - math.log(0.5) + 0.1 - math.log(1.1)) / 3
     assert losses.approximate_kl(NEW - OLD).item() == pytest.approx(expected, rel=1e-5)
     assert losses.clip_fraction(NEW - OLD, 0.2).item() == pytest.approx(2 / 3)

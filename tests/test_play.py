@@ -1,6 +1,5 @@
 """Play with epsilon and temperature: between the most likely actions and samples."""
 
-import gymnasium as gym
 import numpy as np
 import pytest
 import torch as th
@@ -16,24 +15,21 @@ from stable_baselines3.common.utils import set_random_seed
 
 from sb3_ppg import PPG, ArgumentError, EpsilonEvalCallback, MaskablePPG, Player, RecurrentPPG
 from sb3_ppg.actions import Actions
-from tests.helpers import BOX, MASKED_ACTIONS, SMALL, THREE_ACTIONS, VECTOR, masked_envs, random_envs
+from tests.helpers import BOX, MASKED_ACTIONS, SMALL, THREE_ACTIONS, VECTOR, RandomEnv, masked_envs, random_envs
 
 N_STEPS = 25
 PROBABILITIES = np.array([0.5, 0.3, 0.2])  # of the actions that the masks allow
 
 
-class Choice(gym.Env):
+class Choice(RandomEnv):
     """The reward is 1 for the first of four actions; the mask excludes the last."""
 
-    observation_space, action_space = VECTOR, spaces.Discrete(4)
-
-    def reset(self, *, seed=None, options=None):
-        self.steps = 0
-        return np.zeros(3, np.float32), {}
+    def __init__(self):
+        super().__init__(VECTOR, spaces.Discrete(4), N_STEPS)
 
     def step(self, action):
-        self.steps += 1
-        return np.zeros(3, np.float32), float(action == 0), False, self.steps == N_STEPS, {}
+        obs, _, *rest = super().step(action)
+        return obs, float(action == 0), *rest
 
     def action_masks(self) -> np.ndarray:
         return np.array([True, True, True, False])
@@ -64,7 +60,7 @@ def test_epsilon_is_the_probability_of_a_sample_and_samples_have_a_temperature(n
     With ε = 0.4: 0.6 + 0.4 * 0.5 = 0.8, 0.4 * 0.3 = 0.12 and 0.4 * 0.2 = 0.08. With T = 1/2 probabilities are squared: 0.25,
     0.09 and 0.04, over 0.38. The model keeps its own.
     """
-    model, observations, context = chooser(name)
+    model, observations, context = chooser(name, seed=0)
     squared = PROBABILITIES**2 / (PROBABILITIES**2).sum()
     epsilon = dict(deterministic=True, epsilon=0.4)
     for options, expected in (
@@ -157,9 +153,6 @@ def test_what_cannot_work_is_refused():
         Player(chooser("PPO")[0], temperature=2.0)
     with pytest.raises(ArgumentError, match=r"`temperature`=2\.0 cannot work: CategoricalDistribution has none"):
         Actions.tempered(model.policy.actions, model.policy.action_dist, 2.0)
-
-
-# ---- evaluations ----
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)

@@ -2,7 +2,6 @@
 
 import warnings
 from functools import partial
-from itertools import product
 from unittest.mock import patch
 
 import numpy as np
@@ -13,14 +12,7 @@ from sb3_contrib import RecurrentPPO
 from stable_baselines3.common.env_util import make_vec_env
 from torch import nn
 
-from sb3_ppg import (
-    ArgumentError,
-    NonFiniteLossError,
-    NormalizedRewardRolloutBuffer,
-    PhasicCallback,
-    RecurrentPPG,
-)
-from sb3_ppg.buffers.rollout_buffers import longest_equal_part
+from sb3_ppg import ArgumentError, NonFiniteLossError, NormalizedRewardRolloutBuffer, PhasicCallback, RecurrentPPG
 from sb3_ppg.losses import Losses
 from sb3_ppg.policies.lstm import RecurrentPhasicActorCriticPolicy, last_states, pack_states, run_lstm, unpack_states
 from tests.helpers import (
@@ -51,9 +43,6 @@ def make(policy: str = "MlpLstmPolicy", env=None, policy_kwargs=None, **kwargs) 
     return RecurrentPPG(policy, env or make_env(), **arguments)
 
 
-# ---- sequences through an LSTM ----
-
-
 def step_by_step(lstm, features, states, starts):
     """Run sequences of equal length through an LSTM one step at a time; return outputs and last states."""
     outputs, n_sequences = [], states[0].shape[1]
@@ -80,9 +69,6 @@ def test_sequences_at_once_are_sequences_step_by_step(n_sequences, length, rate,
     weight, inputs = th.randn_like(ours), [features, *states, *lstm.parameters()]
     gradients = [th.autograd.grad((outputs * weight).sum(), inputs) for outputs in (ours, expected)]
     th.testing.assert_close(*gradients, rtol=1e-4, atol=1e-5)
-
-
-# ---- the policy phase ----
 
 
 @pytest.mark.parametrize(
@@ -147,7 +133,7 @@ def test_an_epoch_is_every_sample_once_in_sequences():
 
 @pytest.mark.parametrize(
     ("n_steps", "batch_size", "length", "n_samples"),
-    [(50, 64, 50, [50, 50]), (8, 12, 8, [8, 8]), (12, 8, 6, [6, 6, 6, 6]), (8, 24, 8, [16]), (6, 4, 3, [3, 3, 3, 3])],
+    [(50, 64, 50, [50, 50]), (8, 12, 8, [8, 8]), (12, 8, 6, [6, 6, 6, 6]), (8, 24, 8, [16]), (30, 14, 10, [10] * 6)],
 )
 def test_any_batch_size_of_whole_sequences(n_steps, batch_size, length, n_samples):
     """Minibatches have at most ``batch_size`` samples and consist of equal parts of a rollout."""
@@ -161,13 +147,6 @@ def test_any_batch_size_of_whole_sequences(n_steps, batch_size, length, n_sample
     assert [len(batch.actions) for batch in batches] == n_samples
     assert all(len(batch.lstm_states) * length == len(batch.actions) for batch in batches)
     model.train()
-
-
-def test_longest_equal_part_is_the_largest_divisor_within_the_limit():
-    for whole, limit in product(range(1, 30), range(1, 35)):
-        expected = max(part for part in range(1, min(whole, limit) + 1) if whole % part == 0)
-        assert longest_equal_part(whole, limit) == expected
-    assert longest_equal_part(10**12, 10**12) == 10**12 and longest_equal_part(10**10 + 19, 10**5) == 1  # in no time
 
 
 def test_micro_batches_are_whole_sequences_and_the_same_step():
@@ -184,9 +163,6 @@ def test_auxiliary_minibatches_are_a_sixteenth_of_the_phase():
     """With memory it is a sixteenth of the phase (128 samples here), not of a rollout (8)."""
     model = make(env=make_env(n_envs=4), n_policy_iterations=16, n_aux_epochs=1, n_steps=2, batch_size=8)
     assert auxiliary_batch_sizes(model, 2 * 4 * 16) == [8] * 16
-
-
-# ---- the auxiliary phase ----
 
 
 def states_by_the_present_network(model: RecurrentPPG) -> list[np.ndarray]:
@@ -218,9 +194,8 @@ class Memories(PhasicCallback):
 @pytest.mark.parametrize("mode", MODES)
 def test_states_are_those_that_were_stored_or_those_of_the_present_network(mode, recompute_states):
     """
-    Sequences begin with recomputed states where asked for, and episodes go on with what the network remembers after the phase:
-    it preserves the policy's behavior given its own memory (the KL divergence begins at zero), but may change the meaning of
-    that memory.
+    Sequences begin with recomputed states where asked for, and episodes go on with what the network remembers after the phase,
+    which preserves the policy's behavior given its own memory (the KL divergence begins at zero), not that memory's meaning.
     """
     phases = dict(n_policy_iterations=3, n_aux_epochs=1, learning_rate=3e-2, recompute_states=recompute_states)
     model, seen = make(policy_kwargs=MODES[mode], env=make_env(episode_length=11), **phases), Memories()
@@ -302,9 +277,6 @@ def test_where_the_value_functions_gradient_goes(kwargs, policy_phase, auxiliary
     assert reaches(evaluation.aux_values)
 
 
-# ---- as SB3 has it ----
-
-
 def test_the_policy_alone_is_saved_and_loaded(tmp_path):
     policy = make(policy_kwargs=dict(architecture="shared", n_lstm_layers=2, lstm_kwargs=dict(bias=False))).policy
     policy.save(tmp_path / "policy.pt")
@@ -314,31 +286,26 @@ def test_the_policy_alone_is_saved_and_loaded(tmp_path):
     np.testing.assert_array_equal(loaded.predict(obs, deterministic=True)[1], policy.predict(obs, deterministic=True)[1])
 
 
-BAD_NETWORKS = [
-    (dict(architecture="dual", shared_lstm=True), "shared_lstm.*contradicts.*'dual'.*'detached'"),
-    (dict(architecture="shared", shared_lstm=False), "shared_lstm.*contradicts.*'shared'.*'dual'"),
-    (dict(architecture="single"), "`architecture`='single' cannot work"),
-    (dict(lstm_kwargs=dict(bidirectional=True)), "lstm_kwargs.*bidirectional"),
-    (dict(lstm_hidden_size=8.5), "`lstm_hidden_size`=8.5 cannot work"),
-    (dict(shared_lstm=True, share_features_extractor=False), "share_features_extractor.*contradicts"),
-]
-
-
-@pytest.mark.parametrize(
-    ("kwargs", "message"),
-    [
-        *((dict(policy_kwargs=policy_kwargs), message) for policy_kwargs, message in BAD_NETWORKS),
+def test_what_cannot_work_is_refused_by_name():
+    for policy_kwargs, message in (
+        (dict(architecture="dual", shared_lstm=True), "shared_lstm.*contradicts.*'dual'.*'detached'"),
+        (dict(architecture="shared", shared_lstm=False), "shared_lstm.*contradicts.*'shared'.*'dual'"),
+        (dict(architecture="single"), "`architecture`='single' cannot work"),
+        (dict(lstm_kwargs=dict(bidirectional=True)), "lstm_kwargs.*bidirectional"),
+        (dict(lstm_hidden_size=8.5), "`lstm_hidden_size`=8.5 cannot work"),
+        (dict(shared_lstm=True, share_features_extractor=False), "share_features_extractor.*contradicts"),
+    ):
+        with pytest.raises((ArgumentError, TypeError), match=message):
+            make(policy_kwargs=policy_kwargs)
+    for kwargs, message in (
         (dict(n_steps=7, batch_size=6), "`batch_size`=6 cannot work.*equal parts of `n_steps`=7 steps, and here of 1 at most"),
         (dict(aux_batch_size=4), "whole sequences of `n_steps`=8 samples; use a multiple of it"),
         (dict(recompute_states="yes"), "`recompute_states`='yes' cannot work"),
         (dict(policy="MlpPolicy"), "'MlpPolicy' is not for RecurrentPPG: use one of 'MlpLstmPolicy'"),
         (dict(rollout_buffer_class=NormalizedRewardRolloutBuffer), "rollout_buffer_class.*SequenceRolloutBuffer"),
-    ],
-)
-def test_what_cannot_work_is_refused_by_name(kwargs, message):
-    arguments = dict(policy="MlpLstmPolicy", env=make_env(), n_steps=8, batch_size=8)
-    with pytest.raises((ArgumentError, TypeError), match=message):
-        RecurrentPPG(**{**arguments, **kwargs})
+    ):
+        with pytest.raises(ArgumentError, match=message):
+            make(**kwargs)
 
 
 def test_only_the_first_states_of_a_sequence_are_kept(tmp_path):

@@ -10,6 +10,7 @@ from tests.helpers import (
     ARCHITECTURES,
     BOX,
     DICT,
+    NESTED,
     SMALL,
     VECTOR,
     RandomEnv,
@@ -29,6 +30,8 @@ ACTIONS = {
     "MultiDiscrete": (spaces.MultiDiscrete([3, 2, 4]), dict()),
     "MultiDiscrete from elsewhere": (spaces.MultiDiscrete([3, 2], start=[-5, 7]), dict()),
     "MultiBinary": (spaces.MultiBinary(3), dict()),
+    "nested": (NESTED, dict(policy_kwargs=dict(squash_output=True))),
+    "Tuple": (spaces.Tuple([NESTED, spaces.Discrete(2)]), dict()),
 }
 OBSERVATIONS = {
     "Box": ("MlpPolicy", VECTOR),
@@ -52,7 +55,7 @@ CASES += [
     (RecurrentPPG, "MlpLstmPolicy", VECTOR, spaces.Discrete(3), {}),
     (RecurrentPPG, "MlpLstmPolicy", spaces.MultiDiscrete([2, 3]), BOX, {}),
     (RecurrentPPG, "CnnLstmPolicy", image_space(36, 36, 1), spaces.MultiDiscrete([3, 2]), {}),
-    (RecurrentPPG, "MultiInputLstmPolicy", DICT, spaces.MultiBinary(3), {}),
+    (RecurrentPPG, "MultiInputLstmPolicy", DICT, NESTED, {}),
     (MaskablePPG, "MlpPolicy", VECTOR, "MultiDiscrete", {}),
     (MaskablePPG, "CnnPolicy", image_space(36, 36, 1), "Discrete", {}),
     (MaskablePPG, "MultiInputPolicy", DICT, "MultiBinary", {}),
@@ -79,7 +82,7 @@ def test_both_phases_train_every_parameter_and_the_loaded_model_predicts_the_sam
         masks = dict(action_masks=get_action_masks(env)) if cls is MaskablePPG else {}
         action, state = model.predict(raw, state, start, deterministic=True, **masks)
         again, other = loaded.predict(raw, other, start, deterministic=True, **masks)
-        np.testing.assert_array_equal(again, action)
+        np.testing.assert_equal(again, action)
         assert env.action_space.contains(action[0])
         if cls is RecurrentPPG:
             np.testing.assert_array_equal(other, state)
@@ -114,11 +117,7 @@ class Remembers(RandomEnv):
         return super().step(action)
 
 
-@pytest.mark.parametrize(
-    ("space", "kwargs"),
-    [(INTEGERS, {}), (spaces.Dict(a=INTEGERS), {}), (INTEGERS, SQUASHED)],
-    ids=["Box", "Dict", "squashed"],
-)
+@pytest.mark.parametrize(("space", "kwargs"), [(INTEGERS, {}), (spaces.Dict(a=INTEGERS), {}), (INTEGERS, SQUASHED)])
 def test_an_environment_with_integer_actions_gets_the_nearest_integers(space, kwargs):
     """Users expect them (https://github.com/DLR-RM/stable-baselines3/issues/547); the losses take the sampled floats."""
     env = Remembers(VECTOR, space)

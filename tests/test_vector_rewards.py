@@ -1,13 +1,18 @@
-"""Vector rewards: one component is PPG, and each component keeps its own discount and unit."""
+"""Vector rewards: one component is PPG, each keeps its own discount and unit; environments, drawn weights, MO-Gymnasium."""
 
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
+import pandas as pd
 import pytest
 import torch as th
+from gymnasium import spaces
+from gymnasium.wrappers import TransformObservation
 from stable_baselines3.common.env_util import make_vec_env
-from stable_baselines3.common.vec_env import VecEnv, VecNormalize
+from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecMonitor, VecNormalize
 
 from sb3_ppg import (
     PPG,
@@ -20,9 +25,20 @@ from sb3_ppg import (
     VectorRewards,
 )
 from sb3_ppg.buffers.rollouts import gae
+from sb3_ppg.errors import NonFiniteEnvironmentError
 from sb3_ppg.optim.value_units import set_value_units
-from sb3_ppg.policies import VectorValueHead
-from tests.helpers import SMALL, FirstReward, VectorRewardEnv, collect, learn_and_log, normalized_rewards, saved_and_loaded
+from sb3_ppg.policies import MlpPolicy, ValueHead, VectorValueHead
+from tests.helpers import (
+    SMALL,
+    FirstReward,
+    RandomEnv,
+    VectorRewardEnv,
+    collect,
+    learn_and_log,
+    normalized_rewards,
+    random_envs,
+    saved_and_loaded,
+)
 
 
 class WithMasks(gym.Wrapper):
@@ -66,7 +82,7 @@ def test_one_component_of_weight_one_is_ppg_update_for_update(name):
     assert scalar.n_aux_phases == vector.n_aux_phases > 1
 
 
-def test_each_component_has_its_own_discount():
+def test_each_component_has_its_own_discount_and_unit():
     model = make(vector_envs(), reward_weights=[1.0, 3.0], n_steps=32, gamma=[0.5, 0.99], gae_lambda=[0.9, 0.7])
     collect(model)
     buffer, end = model.rollout_buffer, model.rollout_end
@@ -80,6 +96,10 @@ def test_each_component_has_its_own_discount():
     np.testing.assert_allclose(buffer.values, buffer.vector_values @ weights, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(buffer.returns, total + buffer.values, rtol=1e-4, atol=1e-4)
     assert buffer.episode_starts[1:].any() and buffer.bootstrapped.any()
+    targets = buffer.vector_returns.reshape(-1, 2).copy()
+    model.train()
+    np.testing.assert_allclose(model.policy.value_net.std, np.maximum(targets.std(axis=0), 1), rtol=1e-5)
+    np.testing.assert_allclose(model.policy.value_net.mean, targets.mean(axis=0), rtol=1e-4, atol=1e-6)
 
 
 def test_time_limits_are_bootstrapped_by_each_component():
@@ -130,15 +150,6 @@ def test_changing_units_changes_no_value_and_no_step():
     assert model.policy.value_net.std.tolist() == model.policy.aux_value_net.std.tolist() == [2, 50]
 
 
-def test_units_are_standard_deviations_of_each_components_targets():
-    model = make(vector_envs(), reward_weights=[1.0, 1.0], n_policy_iterations=2)
-    collect(model)
-    targets = model.rollout_buffer.vector_returns.reshape(-1, 2).copy()
-    model.train()
-    np.testing.assert_allclose(model.policy.value_net.std, np.maximum(targets.std(axis=0), 1), rtol=1e-5)
-    np.testing.assert_allclose(model.policy.value_net.mean, targets.mean(axis=0), rtol=1e-4, atol=1e-6)
-
-
 def test_rewards_are_normalised_by_component():
     """Each component as if it were alone, so a component's scale has no effect."""
     normalizer, single = RewardNormalizer(), [RewardNormalizer(), RewardNormalizer()]
@@ -148,9 +159,6 @@ def test_rewards_are_normalised_by_component():
         expected = np.stack([one.normalize(rewards[..., k], starts) for k, one in enumerate(single)], axis=-1)
         np.testing.assert_array_equal(normalizer.normalize(rewards, starts), expected)
     assert normalizer.return_rms.var[1] > 1e4 * normalizer.return_rms.var[0]
-
-
-# ---- one policy for all weights ----
 
 
 @pytest.mark.parametrize("kwargs", [{}, normalized_rewards(NormalizedRewardDictRolloutBuffer)], ids=["raw", "normalised"])
@@ -168,18 +176,11 @@ def test_advantages_are_combined_by_the_weights_of_each_step(kwargs):
 # ---- arguments and files ----
 
 
-def test_logs_have_each_component():
-    log = learn_and_log(make(vector_envs(3), reward_weights=[1.0, 1.0, 1.0], n_steps=32), 128)
-    for k in range(3):
-        assert {f"rollout/ep_rew_mean/{k}", f"train/explained_variance/{k}", f"train/value_unit/{k}"} <= log.keys()
-    assert {"aux/explained_variance", "aux/aux_explained_variance"} <= log.keys()
-
-
-@pytest.mark.parametrize(
-    ("kwargs", "complaint"),
-    [
+def test_arguments_that_cannot_work_are_refused():
+    for kwargs, complaint in (
         (dict(reward_weights=[1.0, "b"]), "a list of numbers within 1e6"),
         (dict(reward_weights=[1.0, 1e7]), "a list of numbers within 1e6"),
+        (dict(reward_weights=[1.0, 1.0], policy=ScalarHeads), r"value heads must be sb3_ppg.policies.VectorValueHead"),
         (dict(reward_weights="observation"), "the observations have no weights: wrap each .* in sb3_ppg.DrawnWeights"),
         (dict(gamma=[0.9, 0.9]), "`gamma`.*one for each component of the rewards, of which there are 1"),
         (dict(reward_weights=[1.0, 1.0], gae_lambda=[0.9]), "`gae_lambda`.*of which there are 2"),
@@ -194,17 +195,9 @@ def test_logs_have_each_component():
             dict(reward_weights=[1.0, 1.0], objective="dna", n_value_epochs=1),
             "`reward_weights`.*DistillationObjective has its own value targets",
         ),
-    ],
-)
-def test_arguments_that_cannot_work_are_refused(kwargs, complaint):
-    with pytest.raises(ArgumentError, match=complaint):
-        make(vector_envs(), **kwargs)
-
-
-def test_rewards_that_vec_normalize_changes_are_refused():
-    with pytest.raises(ArgumentError, match=r"norm_reward=False.*NormalizedRewardRolloutBuffer"):
-        make(VecNormalize(vector_envs()), reward_weights=[1.0, 1.0])
-    make(VecNormalize(vector_envs(), norm_reward=False), reward_weights=[1.0, 1.0]).learn(16)
+    ):
+        with pytest.raises(ArgumentError, match=complaint):
+            make(vector_envs(), **kwargs)
 
 
 def test_statistics_of_other_rewards_are_refused():
@@ -213,17 +206,6 @@ def test_statistics_of_other_rewards_are_refused():
     for other in (dict(reward_weights=[1.0, 1.0, 1.0]), {}):
         with pytest.raises(ArgumentError, match="statistics of another number of components"):
             make(vector_envs(3), **other, **kwargs)
-
-
-def test_scalar_value_heads_are_refused():
-    from sb3_ppg.policies import MlpPolicy, ValueHead
-
-    class ScalarHeads(MlpPolicy):
-        def make_heads(self):
-            return {name: ValueHead(64) for name in ("value_net", "aux_value_net")}
-
-    with pytest.raises(ArgumentError, match=r"both value heads must be sb3_ppg.policies.VectorValueHead"):
-        make(vector_envs(), policy=ScalarHeads, reward_weights=[1.0, 1.0])
 
 
 def test_arrays_of_weights_and_other_weights_for_a_loaded_model(tmp_path):
@@ -251,3 +233,177 @@ def test_what_is_saved_within_a_phase_is_the_same(kwargs, tmp_path):
     for one, other in zip(loaded.replay.rollouts, model.replay.rollouts if model.replay.capacity > 1 else [], strict=True):
         assert np.array_equal(one.buffer.vector_rewards, other.buffer.vector_rewards)
         assert np.array_equal(one.end.values, other.end.values)
+
+
+# ---- environments ----
+
+
+class BadReward(VectorRewardEnv):
+    """The second component of the reward is NaN in the fifth step."""
+
+    def step(self, action):
+        obs, vector, *rest = super().step(action)
+        return obs, np.array([vector[0], np.nan if self.steps == 5 else vector[1]]), False, *rest[1:]
+
+
+class ListReward(VectorRewardEnv):
+    """The reward is a list, and no `reward_space` says how long it is, as in lbforaging."""
+
+    def __init__(self):
+        super().__init__()
+        del self.reward_space
+
+    def step(self, action):
+        obs, first, *rest = RandomEnv.step(self, action)
+        return obs, [first, 0.5], *rest
+
+
+def test_vectors_are_in_the_infos_of_vec_envs():
+    """SB3's array of rewards has the weighted sums, and each info its vector."""
+    env = SubprocVecEnv([lambda: VectorRewards(VectorRewardEnv(), [2.0, -1.0])] * 2, start_method="fork")
+    env.seed(0)
+    twin = VectorRewardEnv()
+    twin.reset(seed=0)
+    env.reset()
+    for _ in range(3):
+        _, rewards, _, infos = env.step(np.array([1, 2]))
+        vector = twin.step(1)[1]
+        np.testing.assert_array_equal(infos[0]["vector_reward"], vector)
+        np.testing.assert_allclose(rewards, [[2, -1] @ info["vector_reward"] for info in infos], rtol=1e-6)
+    model = PPG("MlpPolicy", env, reward_weights=[0.5, 3.0], **SMALL)  # tells the environments its weights
+    _, rewards, _, infos = env.step(np.array([1, 2]))
+    np.testing.assert_allclose(rewards, [[0.5, 3] @ info["vector_reward"] for info in infos], rtol=1e-6)
+    model.learn(16)
+    env.close()
+    assert model.num_timesteps == 16
+
+
+def test_monitors_files_have_the_return_of_each_component(tmp_path):
+    env = Monitor(VectorRewards(VectorRewardEnv(), [1.0, 10.0]), str(tmp_path / "log"), info_keywords=("return_0", "return_1"))
+    log = learn_and_log(PPG("MlpPolicy", env, reward_weights=[1.0, 10.0], **SMALL), 64)
+    env.close()
+    episodes = pd.read_csv(tmp_path / "log.monitor.csv", comment="#")
+    assert len(episodes) >= 5
+    np.testing.assert_allclose(episodes["r"], episodes["return_0"] + 10 * episodes["return_1"], atol=1e-4)
+    for k in range(2):
+        np.testing.assert_allclose(log[f"rollout/ep_rew_mean/{k}"], episodes[f"return_{k}"].mean(), rtol=1e-5)
+        assert {f"train/explained_variance/{k}", f"train/value_unit/{k}"} <= log.keys()
+    assert {"aux/explained_variance", "aux/aux_explained_variance"} <= log.keys()
+
+
+def test_returns_of_components_begin_again_with_the_episodes():
+    """Also with those that ``learn`` begins; ``VecMonitor`` counts the episodes."""
+    env = VecMonitor(DummyVecEnv([lambda: VectorRewards(VectorRewardEnv())] * 2))
+    model = PPG("MlpPolicy", env, reward_weights=[1.0, 10.0], **SMALL).learn(16).learn(64)
+    assert len(model.ep_info_buffer) >= 5
+    for episode in model.ep_info_buffer:
+        np.testing.assert_allclose(np.dot([1, 10], episode["vector_return"]), episode["r"], atol=1e-4)
+
+
+@pytest.mark.parametrize("make", [VectorRewardEnv, ListReward, lambda: Monitor(ListReward())])
+def test_a_single_environment_is_wrapped(make, tmp_path):
+    model = PPG("MlpPolicy", make(), reward_weights=[1.0, 2.0], **SMALL)
+    model.save(tmp_path / "model")
+    for one in (model, PPG.load(tmp_path / "model", env=make())):
+        assert one.env.get_attr("weights")[0].tolist() == [1, 2]
+    model.set_env(make())
+    assert model.env.get_attr("weights")[0].tolist() == [1, 2]
+    assert np.isfinite(evaluate_policy(model.learn(16), model.env, 2, warn=False)[0])
+    _, rewards, _, infos = model.env.step([1])
+    np.testing.assert_allclose(rewards, [[1, 2] @ infos[0]["vector_reward"]], rtol=1e-6)
+
+
+def test_rewards_that_are_combined_inside_stay_as_they_are():
+    """MO-Gymnasium's LinearReward needs no ``reward_weights``, and its vectors can be learned from."""
+
+    class Combined(FirstReward):
+        def step(self, action):
+            obs, vector, *rest, info = self.env.step(action)
+            return obs, float(vector.sum()), *rest, {**info, "vector_reward": vector}
+
+    PPG("MlpPolicy", Combined(VectorRewardEnv()), **SMALL).learn(16)
+    PPG("MlpPolicy", Combined(VectorRewardEnv()), reward_weights=[1.0, 1.0], **SMALL).learn(16)
+
+
+def test_a_bad_component_is_named():
+    model = PPG("MlpPolicy", make_vec_env(lambda: VectorRewards(BadReward()), 1), reward_weights=[1.0, 0.0], **SMALL)
+    with pytest.raises(NonFiniteEnvironmentError, match="reward component 1 of environment 0 is nan after step 5"):
+        model.learn(16)
+
+
+class ScalarHeads(MlpPolicy):
+    def make_heads(self):
+        return {name: ValueHead(64) for name in ("value_net", "aux_value_net")}
+
+
+def test_environments_that_do_not_fit_are_refused():
+    for env, weights, complaint in (
+        (lambda: VectorRewardEnv(), None, r"gives vectors as rewards.*use PPG\(..., reward_weights"),
+        (ListReward, None, r"gives vectors as rewards.*use PPG\(..., reward_weights"),
+        (ListReward, [1.0, 2.0, 3.0], r"gives the reward \[.*array of 3 numbers"),
+        (lambda: DummyVecEnv([ListReward] * 2), [1.0, 2.0], "wrap each environment in sb3_ppg.VectorRewards"),
+        (lambda: make_vec_env(ListReward, 2), [1.0, 2.0], "wrap each environment in sb3_ppg.VectorRewards"),
+        (lambda: gym.vector.SyncVectorEnv([ListReward] * 2), [1.0, 2.0], "wrap each environment in sb3_ppg.VectorRewards"),
+        (lambda: DrawnWeights(ListReward()), "observation", "no `reward_space` to say how many weights"),
+        (lambda: VectorRewardEnv(), [1.0, 2.0, 3.0], "has 2 components of rewards"),
+        (random_envs, [1.0, 2.0], "'vector_reward'=None.*array of 2 numbers"),
+        (lambda: make_vec_env(VectorRewardEnv, 1, wrapper_class=VectorRewards), [1.0, 2.0], "must be inside Monitor"),
+        (lambda: VecNormalize(vector_envs()), [1.0, 1.0], r"norm_reward=False.*NormalizedRewardRolloutBuffer"),
+    ):
+        with pytest.raises(ArgumentError, match=complaint):
+            PPG("MlpPolicy", env(), reward_weights=weights, **SMALL).learn(16)
+
+
+# ---- drawn weights ----
+
+
+def test_weights_are_drawn_for_each_episode_and_observed_unless_they_are_set():
+    env = DrawnWeights(VectorRewardEnv())
+    drawn = []
+    for seed in (0, None, None):
+        observation, _ = env.reset(seed=seed)
+        assert env.observation_space.contains(observation)
+        weights = observation["weights"]
+        drawn.append(weights)
+        for _ in range(3):
+            observation, reward, _, _, info = env.step(1)
+            assert env.observation_space.contains(observation) and np.array_equal(observation["weights"], weights)
+            np.testing.assert_allclose(reward, weights @ info["vector_reward"], rtol=1e-6)
+    assert len({tuple(weights) for weights in drawn}) == 3
+    np.testing.assert_allclose(np.sum(drawn, axis=1), 1, rtol=1e-6)
+    env.set_reward_weights([0.25, 0.75])
+    assert np.array_equal(env.step(0)[0]["weights"], weights)
+    assert env.reset()[0]["weights"].tolist() == [0.25, 0.75]
+    env.set_reward_weights(None)
+    np.testing.assert_array_equal(env.reset(seed=0)[0]["weights"], drawn[0])
+
+
+def test_drawn_weights_are_added_to_a_dictionary():
+    space = spaces.Dict(position=spaces.Box(-1, 1, (3,)))
+    env = DrawnWeights(TransformObservation(VectorRewardEnv(), lambda observation: {"position": observation}, space))
+    assert env.observation_space.spaces.keys() == {"position", "weights"} == env.reset()[0].keys()
+
+
+def test_normalised_weights_are_refused():
+    def make(**kwargs):
+        env = VecNormalize(make_vec_env(lambda: DrawnWeights(VectorRewardEnv()), 1), norm_reward=False, **kwargs)
+        return PPG("MultiInputPolicy", env, reward_weights="observation", **SMALL)
+
+    with pytest.raises(ArgumentError, match="would normalize the weights"):
+        make()
+    make(norm_obs_keys=["observation"]).learn(16)
+
+
+def test_mo_gymnasiums_vector_environments_need_weights():
+    mo = pytest.importorskip("mo_gymnasium")
+    from mo_gymnasium.wrappers.vector import MOSyncVectorEnv
+
+    env = MOSyncVectorEnv([lambda: mo.make("deep-sea-treasure-v0")] * 2)
+    model = PPG("MlpPolicy", env, reward_weights=[1.0, 0.5], **{**SMALL, "n_steps": 256})
+    log = learn_and_log(model, 512)
+    _, rewards, _, infos = model.env.step(np.array([1, 3]))
+    np.testing.assert_allclose(rewards, [[1, 0.5] @ info["vector_reward"] for info in infos], rtol=1e-6)
+    treasure, steps = (log[f"rollout/ep_rew_mean/{k}"] for k in range(2))
+    assert treasure > 0 > steps
+    with pytest.raises(ArgumentError, match="gives vectors of 2 numbers"):
+        PPG("MlpPolicy", MOSyncVectorEnv([lambda: mo.make("deep-sea-treasure-v0")]), **SMALL).learn(8)

@@ -32,14 +32,8 @@ def lower_bounds() -> dict[str, str]:
 
 def try_out(python: str, extras: tuple[str, ...], constraints: dict[str, str]) -> list[str]:
     """
-    Install the package with versions of its dependencies, and run the fast tests.
-
-    :param python: the interpreter
-    :param extras: to install
-    :param constraints: versions by package; of others, and without any, the newest
-    :return: the versions of Python and the packages in ``lower_bounds``, and the number of tests that passed
-    :raises subprocess.CalledProcessError: if a version cannot be installed
-    :raises AssertionError: if a test fails
+    Install the package with these versions by package, the newest of others, and run the fast tests; fail if one does. Return
+    the versions of Python and the packages in ``lower_bounds``, and the number of tests that passed.
     """
     with TemporaryDirectory() as folder:
         subprocess.run([python, "-m", "venv", folder], check=True)

@@ -19,7 +19,7 @@ ACTION_SPACES = {
 every_kind = pytest.mark.parametrize("kind", ACTION_SPACES)
 
 
-def make(kind: str, seed: int, n_samples: int = 7) -> tuple[Actions, Distribution, tuple[th.Tensor, ...]]:
+def make(kind: str, seed: int) -> tuple[Actions, Distribution, tuple[th.Tensor, ...]]:
     """Return the kind of actions, SB3's distribution with random parameters, and those parameters, which have gradients."""
     generator, space = th.Generator().manual_seed(seed), ACTION_SPACES[kind]
 
@@ -30,25 +30,28 @@ def make(kind: str, seed: int, n_samples: int = 7) -> tuple[Actions, Distributio
     distribution, latent = make_proba_distribution(space, **gsde), []
     if gsde:
         distribution.proba_distribution_net(latent_dim=4, latent_sde_dim=4)
-        latent = [th.randn(n_samples, 4, generator=th.Generator().manual_seed(99))]
-        outputs = (random(n_samples, 2), random(4, 2) * 0.3 - 1)
+        latent = [th.randn(7, 4, generator=th.Generator().manual_seed(99))]
+        outputs = (random(7, 2), random(4, 2) * 0.3 - 1)
     elif kind == "Box":
-        outputs = (random(n_samples, 2), random(2) * 0.3)
+        outputs = (random(7, 2), random(2) * 0.3)
     else:
-        outputs = (random(n_samples, {"Discrete": 5, "MultiDiscrete": 9, "MultiBinary": 3}[kind]),)
+        outputs = (random(7, {"Discrete": 5, "MultiDiscrete": 9, "MultiBinary": 3}[kind]),)
     outputs = tuple(output.requires_grad_() for output in outputs)
     return actions_class_of(type(distribution))(space), distribution.proba_distribution(*outputs, *latent), outputs
 
 
 @every_kind
-def test_kl_is_torchs_summed_over_action_dimensions(kind):
-    (actions, old, _), (_, new, _) = make(kind, seed=0), make(kind, seed=1)
+def test_kl_and_its_gradient_are_torchs_summed_over_action_dimensions(kind):
+    """Squashing leaves a KL divergence as it is, as every bijection does."""
+    (actions, old, _), (_, new, outputs) = make(kind, seed=0), make(kind, seed=1)
     if kind == "MultiDiscrete":
         expected = sum(th.distributions.kl_divergence(p, q) for p, q in zip(old.distribution, new.distribution, strict=True))
     else:
         expected = th.distributions.kl_divergence(old.distribution, new.distribution).reshape(7, -1).sum(dim=1)
     kl = actions.kl_divergence(new, actions.parameters(old))
     th.testing.assert_close(kl, expected, rtol=1e-4, atol=1e-5)
+    gradients = [th.autograd.grad(one.sum(), outputs, retain_graph=True) for one in (kl, expected)]
+    th.testing.assert_close(*gradients, rtol=1e-4, atol=1e-5)
     other_way_round = actions.kl_divergence(old, actions.parameters(new))
     assert (kl - other_way_round).abs().min() > 1e-4
     assert th.equal(actions.kl_divergence(new, actions.parameters(old), reverse=True), other_way_round)
@@ -66,13 +69,6 @@ def test_kl_of_a_policy_to_itself_is_zero_and_so_is_its_gradient(kind):
         th.testing.assert_close(output.grad, th.zeros_like(output), rtol=0, atol=2e-6)
 
 
-@every_kind
-def test_kl_has_a_gradient_for_each_output_of_the_network(kind):
-    (actions, old, _), (_, new, outputs) = make(kind, seed=0), make(kind, seed=1)
-    actions.kl_divergence(new, actions.parameters(old).detach()).sum().backward()
-    assert all(output.grad.abs().sum() > 0.1 for output in outputs)
-
-
 def test_kl_by_hand():
     def kl(space: spaces.Space, old: tuple, new: tuple) -> float:
         first, second = (make_proba_distribution(space).proba_distribution(*outputs) for outputs in (old, new))
@@ -85,22 +81,3 @@ def test_kl_by_hand():
     # N(0, 1) against N(1, 2), in each of two dimensions: ln 2 + (1 + 1) / 8 - 1/2
     gaussians = kl(BOX, (th.zeros(1, 2), th.zeros(2)), (th.ones(1, 2), th.full((2,), math.log(2))))
     assert gaussians == pytest.approx(2 * (math.log(2) + 0.25 - 0.5), rel=1e-5)
-
-
-def test_kl_of_squashed_actions_is_that_of_the_gaussians():
-    """Monte Carlo over squashed actions, with SB3's own log-probabilities."""
-    th.manual_seed(0)
-    (actions, old, _), (_, new, _) = (make("squashed gSDE", seed, n_samples=1) for seed in (0, 1))
-    parameters = actions.parameters(old)
-    taken = th.tanh(parameters[:, :2] + parameters[:, 2:] * th.randn(200_000, 2)).clamp(-0.999999, 0.999999)
-    estimate = (old.log_prob(taken) - new.log_prob(taken)).mean()
-    assert actions.kl_divergence(new, parameters).item() == pytest.approx(estimate.item(), rel=0.02)
-
-
-def test_parameters_outlive_the_distribution_object():
-    """SB3's distribution object is overwritten by the next forward pass."""
-    actions, distribution, _ = make("Discrete", seed=0)
-    parameters = actions.parameters(distribution)
-    before = parameters.clone()
-    assert distribution.proba_distribution(action_logits=th.randn(7, 5)) is distribution
-    assert th.equal(parameters, before)

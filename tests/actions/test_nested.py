@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch as th
 from gymnasium import spaces
+from gymnasium.wrappers import TransformAction
 from sb3_contrib.common.maskable.evaluation import evaluate_policy as evaluate_masked
 from stable_baselines3.common.distributions import CategoricalDistribution, DiagGaussianDistribution
 from stable_baselines3.common.env_util import make_vec_env
@@ -15,20 +16,11 @@ from torch.nn import functional as F
 from sb3_ppg import PPG, ArgumentError, MaskablePPG, ModelFormatError, RecurrentPPG, hub
 from sb3_ppg.actions import NestedDistribution, SquashedGaussianDistribution, flat_masks
 from sb3_ppg.environments.vec_envs import GymnasiumVecEnv
-from sb3_ppg.family import with_preset
-from tests.helpers import (
-    BOX,
-    NESTED,
-    SMALL,
-    VECTOR,
-    RandomEnv,
-    assert_both_phases_train,
-    learn_and_log,
-    random_envs,
-)
+from tests.helpers import BOX, NESTED, SMALL, VECTOR, RandomEnv, assert_both_phases_train, learn_and_log, random_envs
 
 PATHS = ["kind", "how.0", "how.1", "move.here", "move.there", "move.far"]
 MASKS = dict(kind=[True, False, True], how={1: [True, False] + 6 * [True]})
+TWO = spaces.Discrete(2)
 PAIR = spaces.Dict(choice=spaces.Discrete(3), power=spaces.Box(-2, 2, (2,)))
 
 
@@ -50,34 +42,6 @@ def nested_envs(n_envs: int = 2, **kwargs):
     return random_envs(VECTOR, NESTED, n_envs, **kwargs)
 
 
-VARIANTS = {
-    "PPG": (PPG, "MlpPolicy", nested_envs, {}),
-    "LSTM": (RecurrentPPG, "MlpLstmPolicy", nested_envs, {}),
-    "masks": (MaskablePPG, "MlpPolicy", lambda: DummyVecEnv([MaskedNested] * 2), {}),
-    "squashed": (PPG, "MlpPolicy", nested_envs, dict(policy_kwargs=dict(squash_output=True, architecture="shared"))),
-    "Tuple": (PPG, "MlpPolicy", lambda: random_envs(VECTOR, spaces.Tuple([NESTED, spaces.Discrete(2)])), {}),
-}
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_both_phases_train_and_files_keep_the_policy(variant, tmp_path):
-    cls, policy, env, kwargs = VARIANTS[variant]
-    model = cls(policy, env(), **{**SMALL, "n_aux_epochs": 2, **kwargs})
-    assert_both_phases_train(model)
-    model.save(tmp_path / "model.zip")
-    loaded = cls.load(tmp_path / "model.zip", device="cpu")
-    observations = np.stack([VECTOR.sample() for _ in range(3)])
-    actions, _ = model.predict(observations, deterministic=True)
-    assert len(actions) == 3 and all(model.action_space.contains(action) for action in actions)
-    np.testing.assert_equal(actions, loaded.predict(observations, deterministic=True)[0])
-    one, _ = model.predict(observations[0], deterministic=True)
-    in_one_row = [spaces.flatten(model.action_space, action) for action in (one, actions[0])]
-    np.testing.assert_allclose(*in_one_row, rtol=1e-5, atol=1e-6)
-
-
-# ---- the distribution ----
-
-
 def pair_of(logits, mean, log_std) -> NestedDistribution:
     """Return a distribution over ``PAIR`` and those of its leaves."""
 
@@ -88,7 +52,7 @@ def pair_of(logits, mean, log_std) -> NestedDistribution:
 
 
 def test_it_is_the_product_of_the_leaves():
-    """Compare with torch's own distributions, and by hand."""
+    """Compare with torch's own distributions, and by hand; the KL divergence is the sum over the leaves."""
     logits, mean, log_std = th.tensor([[0.0, 1.0, 2.0]]), th.tensor([[0.5, -1.0]]), th.tensor([0.0, -1.0])
     distribution, row = pair_of(logits, mean, log_std), th.tensor([[2.0, 0.5, 0.0]])
     categorical, normal = th.distributions.Categorical(logits=logits), th.distributions.Normal(mean, log_std.exp())
@@ -99,32 +63,14 @@ def test_it_is_the_product_of_the_leaves():
     th.testing.assert_close(distribution.entropy(), categorical.entropy() + normal.entropy().sum(1))
     th.testing.assert_close(distribution.mode(), th.tensor([[2.0, 0.5, -1.0]]))
     assert distribution.sample().shape == (1, 3)
-
-
-def test_its_kl_divergence_is_the_sum_over_the_leaves():
-    first = pair_of(th.tensor([[0.0, 1.0, 2.0]]), th.tensor([[0.5, -1.0]]), th.tensor([0.0, -1.0]))
-    second = pair_of(th.tensor([[1.0, 1.0, 0.0]]), th.tensor([[0.0, 0.0]]), th.tensor([0.5, 0.0]))
-    kls = [
-        th.distributions.kl_divergence(one.distribution, other.distribution)
-        for one, other in zip(first.distributions, second.distributions, strict=True)
-    ]
-    parameters = first.actions.parameters(first)
-    th.testing.assert_close(first.actions.kl_divergence(second, parameters), kls[0] + kls[1].sum(1))
-    th.testing.assert_close(first.actions.kl_divergence(first, parameters), th.zeros(1))
+    other = pair_of(th.tensor([[1.0, 1.0, 0.0]]), th.tensor([[0.0, 0.0]]), th.tensor([0.5, 0.0]))
+    parts = zip(distribution.distributions, other.distributions, strict=True)
+    kls = [th.distributions.kl_divergence(one.distribution, its.distribution).reshape(1, -1).sum(1) for one, its in parts]
+    parameters = distribution.actions.parameters(distribution)
+    th.testing.assert_close(distribution.actions.kl_divergence(other, parameters), sum(kls))
 
 
 FLAT = {"Discrete": spaces.Discrete(3), "Box": spaces.Box(-1, 2, (2,)), "MultiDiscrete": spaces.MultiDiscrete([3, 2])}
-
-
-class OfFlat(gym.ActionWrapper):
-    """An environment whose action is the only part of a nested one."""
-
-    def __init__(self, env):
-        super().__init__(env)
-        self.action_space = spaces.Dict(all=spaces.Tuple([env.action_space]))
-
-    def action(self, action):
-        return action["all"][0]
 
 
 @pytest.mark.parametrize("kind", FLAT)
@@ -136,7 +82,8 @@ def test_a_space_with_one_leaf_trains_as_the_leaf(kind):
         env.seed(0)
         return PPG("MlpPolicy", env, ent_coef=0.01, **SMALL)
 
-    flat, nested = make(lambda env: env), make(OfFlat)
+    space = spaces.Dict(all=spaces.Tuple([FLAT[kind]]))
+    flat, nested = make(lambda env: env), make(lambda env: TransformAction(env, lambda action: action["all"][0], space))
     names = {"action_net.nets.0.weight": "action_net.weight", "action_net.nets.0.bias": "action_net.bias"}
     names["action_net.constants.0.0"] = "log_std"
     weights = flat.policy.state_dict()
@@ -184,25 +131,17 @@ def test_the_entropy_of_squashed_leaves():
     assert log_std.grad[0].item() == pytest.approx(slope, abs=1e-3) and slope > 0.3
 
 
-# ---- training ----
-
-
-@pytest.mark.parametrize("objective", ["ppg_ewma", "ddcpg", "idaac", "dna"])
-def test_objectives_that_read_actions_or_record_more_train(objective):
-    preset = with_preset(objective, {})
-    kwargs = {name: value for name, value in preset.items() if name not in SMALL or name == "n_aux_epochs"}
-    before = PPG("MlpPolicy", nested_envs(), **SMALL | kwargs)
-    weights = before.policy.parameters_to_vector().copy()
-    before.learn(32)
-    assert np.isfinite(before.policy.parameters_to_vector()).all()
-    assert (before.policy.parameters_to_vector() != weights).any()
-
-
-def test_entropy_coefficients_of_the_leaves():
-    """At the start choices are about uniform, and Gaussians have standard deviation 1."""
-    normal = 0.5 * np.log(2 * np.pi * np.e)
-    model = PPG("MlpPolicy", nested_envs(), ent_coef=dict(kind=0.5, how=[0.25, 0], move=0.125), **SMALL)
+@pytest.mark.parametrize("cls, policy", [(PPG, "MlpPolicy"), (RecurrentPPG, "MlpLstmPolicy")])
+def test_entropy_coefficients_and_log_probabilities_of_the_leaves(cls, policy):
+    """
+    At the start choices are about uniform, and Gaussians have standard deviation 1. Without a step the policy is the one that
+    acted, whose log-probabilities the rollout has.
+    """
+    normal, ent_coef = 0.5 * np.log(2 * np.pi * np.e), dict(kind=0.5, how=[0.25, 0], move=0.125)
+    model = cls(policy, nested_envs(), ent_coef=ent_coef, learning_rate=0, **SMALL)
     logged = learn_and_log(model, 16)
+    total = sum(logged[f"train/log_prob/{path}"] for path in PATHS)
+    assert total == pytest.approx(model.rollout_buffer.log_probs.mean(), rel=1e-5)
     expected = 0.5 * np.log(3) + 0.25 * np.log(48) + 0.125 * (4 + 3 + 1) * normal
     assert -logged["train/entropy_loss"] == pytest.approx(expected, rel=1e-2)
     assert logged["train/entropy/kind"] == pytest.approx(np.log(3), rel=1e-2)
@@ -212,16 +151,13 @@ def test_entropy_coefficients_of_the_leaves():
     assert -learn_and_log(model, 16)["train/entropy_loss"] == pytest.approx(expected, rel=1e-2)
 
 
-def test_the_initial_standard_deviation_is_that_of_all_leaves():
-    model = PPG("MlpPolicy", nested_envs(), policy_kwargs=dict(log_std_init=-2.0), **SMALL)
-    constants = [one for name, one in model.policy.named_parameters() if "constants" in name]
-    assert len(constants) == 3 and all((one == -2).all() for one in constants)
-
-
-def test_a_saved_policy_squashes(tmp_path):
-    model = PPG("MlpPolicy", nested_envs(), policy_kwargs=dict(squash_output=True), **SMALL)
+def test_a_saved_policy_squashes_and_all_its_leaves_have_the_initial_standard_deviation(tmp_path):
+    policy_kwargs = dict(squash_output=True, log_std_init=-2.0)
+    model = PPG("MlpPolicy", nested_envs(), policy_kwargs=policy_kwargs, **SMALL)
     model.policy.save(tmp_path / "policy.zip")
     loaded = type(model.policy).load(tmp_path / "policy.zip", device="cpu")
+    constants = [one for name, one in loaded.named_parameters() if "constants" in name]
+    assert len(constants) == 3 and all((one == -2).all() for one in constants)
     assert [kind.bounded for kind in loaded.actions.kinds] == [False, False, False, True, True, True]
 
 
@@ -233,40 +169,23 @@ def test_coefficients_of_another_structure_are_refused(ent_coef):
         PPG("MlpPolicy", random_envs(), ent_coef=ent_coef, **SMALL)
 
 
-@pytest.mark.parametrize("cls, policy", [(PPG, "MlpPolicy"), (RecurrentPPG, "MlpLstmPolicy")])
-def test_log_probabilities_of_the_leaves_are_logged(cls, policy):
-    """Without a step the policy is the one that acted, whose log-probabilities the rollout has."""
-    model = cls(policy, nested_envs(), learning_rate=0, **SMALL).learn(16)
-    logged = model.logger.name_to_value
-    total = sum(logged[f"train/log_prob/{path}"] for path in PATHS)
-    assert total == pytest.approx(model.rollout_buffer.log_probs.mean(), rel=1e-5)
-
-
-# ---- masks ----
-
-
-def test_masks_of_leaves_become_one_row():
+def test_masks_of_leaves_become_one_row_and_others_are_refused():
     space = spaces.Dict(a=spaces.Discrete(2), b=spaces.Tuple([spaces.MultiBinary(1), spaces.Box(0, 1, (2,))]))
     assert flat_masks(space, {"a": [True, False]}).tolist() == [True, False, True, True, True, True]
     assert flat_masks(space, {"b": {0: [False, True]}}).tolist() == [True, True, False, True, True, True]
-
-
-@pytest.mark.parametrize("masks", [dict(kind=[True]), dict(other=[True]), dict(move=dict(far=[True])), [True] * 30])
-def test_other_masks_are_refused(masks):
-    with pytest.raises(ArgumentError, match="`masks`"):
-        flat_masks(NESTED, masks)
+    for masks in (dict(kind=[True]), dict(other=[True]), dict(move=dict(far=[True])), [True] * 30):
+        with pytest.raises(ArgumentError, match="`masks`"):
+            flat_masks(NESTED, masks)
 
 
 def test_excluded_actions_are_never_taken():
-    model = MaskablePPG("MlpPolicy", DummyVecEnv([MaskedNested] * 2), **SMALL).learn(64)
+    model = MaskablePPG("MlpPolicy", DummyVecEnv([MaskedNested] * 2), **SMALL)
+    assert_both_phases_train(model)
     rewards, _ = evaluate_masked(model, DummyVecEnv([MaskedNested]), n_eval_episodes=2, deterministic=False, warn=False)
     assert np.isfinite(rewards)
     logged = model.logger.name_to_value
     assert logged["train/entropy/how.1"] == pytest.approx(3 * np.log(2), rel=1e-2)
     assert logged["train/entropy/kind"] == pytest.approx(np.log(2), rel=1e-2)
-
-
-# ---- environments ----
 
 
 def monitored():
@@ -289,40 +208,24 @@ def test_vectorized_environments_take_the_structure(kind):
     model.get_env().close()
 
 
-LEAVES = {
-    "text": spaces.Text(3),
-    "sequence": spaces.Sequence(spaces.Discrete(2)),
-    "graph": spaces.Graph(spaces.Discrete(2), None),
-    "one of": spaces.OneOf([spaces.Discrete(2), spaces.Discrete(3)]),
-    "no bounds": spaces.Box(-np.inf, 1, (2,)),
-    "nothing": spaces.Box(0, 1, (0,)),
-}
-
-
-@pytest.mark.parametrize("leaf", LEAVES)
-def test_other_leaves_are_refused_by_their_path(leaf):
-    env = random_envs(VECTOR, spaces.Dict(good=spaces.Discrete(2), outer=spaces.Tuple([spaces.Dict(bad=LEAVES[leaf])])))
-    with pytest.raises(ArgumentError, match=r"'outer\.0\.bad', which cannot work: "):
-        PPG("MlpPolicy", env, **SMALL)
-
-
 def test_keys_that_json_does_not_have_are_not_shared(tmp_path):
     model = PPG("MlpPolicy", random_envs(VECTOR, spaces.Dict({0: BOX, 1: BOX})), **SMALL)
     with pytest.raises(ModelFormatError, match="action_space"):
         hub.save_pretrained(model, tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("space", "message"),
-    [
+def test_spaces_without_actions_with_other_leaves_or_ambiguous_paths_are_refused():
+    for space, message in (
         (spaces.Dict(), "has no actions"),
         (spaces.Tuple([spaces.Dict()]), "has no actions"),
         (spaces.Dict({"a.b": BOX, "a": spaces.Dict(b=BOX)}), r"two parts of the path 'a\.b': rename a key"),
-    ],
-)
-def test_spaces_without_actions_or_with_ambiguous_paths_are_refused(space, message):
-    with pytest.raises(ArgumentError, match=message):
-        PPG("MlpPolicy", random_envs(VECTOR, space), **SMALL)
+        *(
+            (spaces.Dict(good=TWO, outer=spaces.Tuple([spaces.Dict(bad=leaf)])), r"'outer\.0\.bad', which cannot work: ")
+            for leaf in (spaces.Text(3), spaces.Box(-np.inf, 1, (2,)), spaces.Box(0, 1, (0,)))
+        ),
+    ):
+        with pytest.raises(ArgumentError, match=message):
+            PPG("MlpPolicy", random_envs(VECTOR, space), **SMALL)
 
 
 def test_arguments_for_one_distribution_are_refused():
@@ -330,13 +233,11 @@ def test_arguments_for_one_distribution_are_refused():
         PPG("MlpPolicy", nested_envs(), policy_kwargs=dict(distribution_class=DiagGaussianDistribution), **SMALL)
 
 
-# ---- play ----
-
-
 def test_leaves_have_temperatures():
     model = PPG("MlpPolicy", nested_envs(), **SMALL)
     observation = np.stack([VECTOR.sample()] * 500)
     plain, _ = model.predict(observation)
+    assert model.action_space.contains(model.predict(observation[0])[0])
     cold = dict(kind=1e-6, how=1.0, move=dict(here=1.0, there=1.0, far=1e-6))
     actions, _ = model.predict(observation, temperature=cold)
     assert len({action["kind"] for action in plain}) == 3 and len({action["kind"] for action in actions}) == 1

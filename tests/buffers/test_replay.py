@@ -9,7 +9,6 @@ from stable_baselines3.common.buffers import RolloutBuffer
 
 from sb3_ppg import PPG, ArgumentError, PhasicCallback
 from sb3_ppg.buffers.replay import RolloutReplay
-from sb3_ppg.errors import NonFiniteError
 from sb3_ppg.family import PAPERS_VALUES, with_preset
 from sb3_ppg.training.preparing import recompute_advantages
 from tests.buffers.test_aux_buffer import DICT, IMAGES, N_ENVS, N_STEPS, ReusingRolloutBuffer, fill, make_rollout_buffer
@@ -38,6 +37,10 @@ def test_epochs_draw_from_the_last_rollouts():
     alone = replay_of(5)
     assert numbers(alone.rollouts) == numbers(alone.due("policy")) == numbers(alone.due("value")) == [4]
     assert alone.older() == []
+    late = replay_of(2, policy_rollouts=2, staleness=2)
+    assert late.due("policy") == [] and late.older() == [] and late.capacity == 4
+    late = replay_of(6, policy_rollouts=2, staleness=2)
+    assert numbers(late.rollouts) == [2, 3, 4, 5] and numbers(late.due("policy")) == [2, 3]
 
 
 def test_a_rollout_is_used_so_often_and_no_more():
@@ -56,18 +59,7 @@ def test_a_rollout_is_used_so_often_and_no_more():
     assert replay.due("value") == [] and numbers(replay.due("policy")) == [4]
 
 
-def test_late_rollouts():
-    replay = replay_of(2, policy_rollouts=2, staleness=2)
-    assert replay.due("policy") == [] and replay.older() == [] and replay.capacity == 4
-    replay = replay_of(6, policy_rollouts=2, staleness=2)
-    assert numbers(replay.rollouts) == [2, 3, 4, 5] and numbers(replay.due("policy")) == [2, 3]
-
-
-@pytest.mark.parametrize(
-    ("space", "cls"),
-    [(IMAGES, None), (DICT, None), (IMAGES, ReusingRolloutBuffer)],
-    ids=["images", "dict", "reusing"],
-)
+@pytest.mark.parametrize(("space", "cls"), [(IMAGES, None), (DICT, None), (IMAGES, ReusingRolloutBuffer)])
 def test_minibatches_have_equally_many_of_each_and_an_epoch_has_all(space, cls):
     replay = replay_of(4, cls, space, policy_rollouts=3)
     batches = list(replay.epoch("policy", 10))  # 3 of each
@@ -180,9 +172,8 @@ def test_clipping_against_old_policies_is_warned_about():
         make(objective="ppg", replay_kwargs=dict(policy_rollouts=2)).learn(16)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
+def test_what_cannot_work_is_refused_by_name():
+    for arguments, message in (
         (dict(replay_kwargs=3), "use a dictionary"),
         (dict(replay_kwargs=dict(policy_rollouts=0)), "`policy_rollouts`=0 cannot work: use an integer of at least"),
         (dict(replay_kwargs=dict(staleness=-1)), "`staleness`=-1 cannot work: use an integer of at least"),
@@ -196,11 +187,9 @@ def test_clipping_against_old_policies_is_warned_about():
         (with_preset("dna", dict(replay_kwargs=dict(policy_rollouts=2))), "has its own value targets.*use None"),
         (with_preset("dcpg", dict(replay_kwargs=dict(policy_rollouts=2))), "holds values as they were collected"),
         (with_preset("idaac", dict(replay_kwargs=dict(policy_rollouts=2))), "levels of older frames are forgotten"),
-    ],
-)
-def test_what_cannot_work_is_refused_by_name(arguments, message):
-    with pytest.raises(ArgumentError, match=message):
-        make(**arguments)
+    ):
+        with pytest.raises(ArgumentError, match=message):
+            make(**arguments)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -244,10 +233,7 @@ def test_replayed_rewards_are_normalised_once():
     assert all(np.array_equal(now, then) for now, then in zip(kept[:2], rewards[1:], strict=True))
 
 
-@pytest.mark.parametrize(
-    ("phase", "error"),
-    [("policy", NonFiniteError("a number")), ("policy", KeyboardInterrupt()), ("auxiliary", ZeroDivisionError())],
-)
+@pytest.mark.parametrize(("phase", "error"), [("policy", KeyboardInterrupt()), ("auxiliary", ZeroDivisionError())])
 def test_after_an_error_no_rollout_is_there_twice(phase, error, monkeypatch, tmp_path):
     """A file saved then can be read, and the next call of `learn` continues."""
 

@@ -79,14 +79,10 @@ def test_what_changes_with_the_value_function():
     assert starts.any() and not starts.all()
 
 
-@pytest.mark.parametrize(
-    ("kind", "settings", "n_epochs"),
-    [("vectors", {}, 1), ("LSTM", dict(n_epochs=3), 3), ("masks", dict(n_value_epochs=1), 2)],
-    ids=["once", "joint", "apart"],
-)
-def test_they_are_recomputed_from_the_second_epoch_on(kind, settings, n_epochs):
-    models = [make_kind(kind, recompute_advantages=recompute, **settings).learn(4 * 16) for recompute in (False, True)]
-    assert bool(changed(*map(weights, models))) == (n_epochs > 1)
+@pytest.mark.parametrize(("kind", "epochs"), [("vectors", {}), ("LSTM", dict(n_epochs=3)), ("masks", dict(n_value_epochs=1))])
+def test_they_are_recomputed_from_the_second_epoch_on(kind, epochs):
+    models = [make_kind(kind, recompute_advantages=recompute, **epochs).learn(4 * 16) for recompute in (False, True)]
+    assert bool(changed(*map(weights, models))) == bool(epochs)
 
 
 def test_what_follows_a_time_limit_is_in_normalised_units():
@@ -104,6 +100,34 @@ def test_what_follows_a_time_limit_is_in_normalised_units():
         np.testing.assert_allclose(buffer.rewards[:-1], expected, rtol=1e-5)
 
 
+def test_reward_normaliser_by_hand():
+    normalizer = RewardNormalizer(gamma=0.5, clip=1.5)
+    rewards = np.array([[1.0], [2.0], [3.0]])
+    starts = np.array([[True], [False], [True]])
+    # R = 1, 2.5, 3; with the initial count of 1e-4 their variance is all but that of the three
+    var = np.var([1, 2.5, 3])
+    np.testing.assert_allclose(normalizer.normalize(rewards, starts), np.clip(rewards / np.sqrt(var), -1.5, 1.5), rtol=1e-3)
+    normalizer.normalize(np.array([[4.0]]), np.array([[False]]))
+    assert normalizer.last_returns == [4 + 0.5 * 3]
+    normalizer.normalize(np.ones((1, 2)), np.zeros((1, 2)))  # of another number of environments
+    assert normalizer.last_returns.tolist() == [1, 1]
+    for kwargs in (dict(clip=-1), dict(gamma=2), dict(epsilon=-1)):
+        with pytest.raises(ValueError, match=next(iter(kwargs))):
+            RewardNormalizer(**kwargs)
+
+
+@pytest.mark.parametrize(("kind", "base"), [("LSTM", SequenceRolloutBuffer), ("masks", MaskableRolloutBuffer)])
+def test_the_authors_reward_normaliser_with_memory_and_with_masks(kind, base, tmp_path):
+    cls = type("Normalized", (NormalizedRewardRolloutBuffer, base), {})
+    model = make_kind(kind, **normalized_rewards(cls, clip=2.0)).learn(32)
+    normalizer = model.rollout_buffer.reward_normalizer
+    assert normalizer.return_rms.count == pytest.approx(32, rel=1e-3) and np.abs(model.rollout_buffer.rewards).max() <= 2.0
+    model.save(tmp_path / "model")
+    loaded = type(model).load(tmp_path / "model").rollout_buffer.reward_normalizer
+    assert loaded.return_rms.var == normalizer.return_rms.var
+    np.testing.assert_array_equal(loaded.last_returns, normalizer.last_returns)
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_it_is_computed_in_the_type_of_the_values(dtype):
     """Whatever the type of the dones is: SB3's are float32, those of a stored end are Booleans."""
@@ -114,11 +138,7 @@ def test_it_is_computed_in_the_type_of_the_values(dtype):
     assert first.dtype == dtype and all(np.array_equal(first, one) for one in others)
 
 
-# ---- custom classes ----
-
-OF_BUFFERS = dict(
-    n_steps=16, batch_size=16, n_epochs=2, n_policy_iterations=2, n_aux_epochs=1, gamma=0.9, seed=0, device="cpu"
-)
+OF_BUFFERS = SMALL | dict(n_steps=16, batch_size=16, n_epochs=2, gamma=0.9)
 REPLAY = dict(recompute_advantages=True, replay_kwargs=dict(policy_rollouts=2), objective="decoupled")
 
 
@@ -203,15 +223,12 @@ class Marking(Objective):
         return SampleData(weights=np.zeros(rollout_buffer.buffer_size * rollout_buffer.n_envs))
 
 
-def test_minibatches_of_its_own_are_refused_where_an_objective_would_add_to_them():
-    """It would draw from the buffer's samples, without ``get``."""
+def test_a_way_of_its_own_is_refused_where_an_objective_adds_to_minibatches_or_advantages_are_recomputed():
+    """The former would draw from the buffer's samples, without ``get``."""
     with pytest.raises(ArgumentError, match=r"`rollout_buffer_class`=.* cannot work: Marking adds data to minibatches"):
         PPG("MlpPolicy", ones(), rollout_buffer_class=EveryOther, objective=Marking, **OF_BUFFERS)
+    for name in ("recompute_advantages", "replay_kwargs"):
+        kwargs = {name: REPLAY[name], "objective": "decoupled"}
+        with pytest.raises(ArgumentError, match=f"`{name}`=.* cannot work: Silent has its own way to compute advantages"):
+            PPG("MlpPolicy", ones(), rollout_buffer_class=Silent, **OF_BUFFERS, **kwargs)
     PPG("MlpPolicy", ones(), rollout_buffer_class=Silent, objective=Marking, **OF_BUFFERS).learn(32)
-
-
-@pytest.mark.parametrize("name", ["recompute_advantages", "replay_kwargs"])
-def test_a_buffer_with_a_way_of_its_own_is_refused_where_advantages_would_be_recomputed(name):
-    with pytest.raises(ArgumentError, match=f"`{name}`=.* cannot work: Silent has its own way to compute advantages"):
-        PPG("MlpPolicy", ones(), rollout_buffer_class=Silent, objective="decoupled", **OF_BUFFERS, **{name: REPLAY[name]})
-    PPG("MlpPolicy", ones(), rollout_buffer_class=Silent, **OF_BUFFERS).learn(16)

@@ -90,25 +90,6 @@ def test_max_episode_steps_ends_episodes_and_a_failure_in_the_last_step_stays_on
     assert were_cut_off.tolist() == (lengths > limit).tolist()
 
 
-def test_no_transition_between_episodes_on_procgen():
-    """EnvPool counts an episode's steps: 1, 2, ..., end, 1, ... without the 0 of a reset; images do not change afterwards."""
-    venv = EnvPoolVecEnv("LeaperEasy-v0", 8, seed=1, all_infos=True)
-    observations = venv.reset()
-    assert observations.shape == (8, 3, 64, 64) and observations.dtype == np.uint8
-    rng = np.random.default_rng(0)
-    before, ended, kept = np.zeros(8), 0, []
-    for _ in range(120):
-        observations, _, dones, infos = venv.step(rng.integers(15, size=8))
-        assert [info["elapsed_step"] for info in infos] == list(before + 1)
-        before = np.where(dones, 0, before + 1)
-        for index in np.flatnonzero(dones):
-            ended += 1
-            kept.append((infos[index]["terminal_observation"], infos[index]["terminal_observation"].copy()))
-            assert not np.array_equal(infos[index]["terminal_observation"], observations[index])
-            assert infos[index]["episode"]["r"] in (0.0, 10.0)
-    assert ended >= 3 and all(np.array_equal(one, copy) for one, copy in kept)
-
-
 def rollout(venv: EnvPoolVecEnv) -> np.ndarray:
     first = venv.reset().copy()
     return np.concatenate([first.ravel(), venv.step(np.zeros(venv.num_envs, dtype=int))[0].ravel()])
@@ -209,27 +190,31 @@ def test_without_procgens_libraries():
     assert done.returncode != 0 and pip_install("procgen") in done.stderr
 
 
-def test_a_single_environment():
-    """It passes SB3's check and plays the episodes of ``EnvPoolVecEnv``."""
+def test_no_transition_between_episodes_on_procgen_and_a_single_environment():
+    """
+    The single environment passes SB3's check and plays the episodes of ``EnvPoolVecEnv``. EnvPool counts an episode's steps:
+    1, 2, ..., end, 1, ... without the 0 of a reset; images do not change afterwards.
+    """
     env = EnvPoolEnv("LeaperEasy-v0")
     check_env(env)
     env.action_space.seed(0)
-    venv, n_episodes = EnvPoolVecEnv("LeaperEasy-v0", 1, seed=5), 0
-    assert np.array_equal(env.reset(seed=5)[0], venv.reset()[0])
+    venv, n_steps, kept = EnvPoolVecEnv("LeaperEasy-v0", 1, seed=5, all_infos=True), 0, []
+    first = venv.reset()
+    assert np.array_equal(env.reset(seed=5)[0], first[0]) and first.shape == (1, 3, 64, 64) and first.dtype == np.uint8
     for _ in range(400):
         action = env.action_space.sample()
         observation, reward, terminated, truncated, info = env.step(action)
         observations, rewards, dones, (expected,) = venv.step(np.array([action]))
-        assert reward == rewards[0] and (terminated or truncated) == dones[0]
+        n_steps += 1
+        assert reward == rewards[0] and (terminated or truncated) == dones[0] and expected["elapsed_step"] == n_steps
         assert np.array_equal(observation, expected.get("terminal_observation", observations[0]))
         if dones[0]:
+            n_steps = 0
             assert truncated == expected["TimeLimit.truncated"] and info["prev_level_seed"] == expected["prev_level_seed"]
-            n_episodes += 1
+            assert expected["episode"]["r"] in (0.0, 10.0) and not np.array_equal(observation, observations[0])
+            kept.append((expected["terminal_observation"], observation.copy()))
             assert np.array_equal(env.reset()[0], observations[0])
-    assert n_episodes >= 2
-
-
-# ---- in RL Zoo ----
+    assert len(kept) >= 2 and all(np.array_equal(one, copy) for one, copy in kept)
 
 
 def test_the_games_are_envpools():

@@ -8,10 +8,13 @@ import torch as th
 
 from sb3_ppg import RewardNormalizer
 from sb3_ppg.objectives import OBJECTIVES
-from tests.golden import DoubleNormalizedRewardRolloutBuffer, GoldenTraining, settings
+from tests.golden import DoubleNormalizedRewardRolloutBuffer, GoldenTraining, arguments, settings
 
 # What they compute and do not use, a loss of the value function before it is trained, and the order of the calls here
 NOT_COMPARED = {"weight_squared", "vf", "collected_after_update"}
+NAMES = dict(adam_eps="adam_eps", learning_rate="lr", gamma="gamma", gae_lambda="lambda", n_epochs="n_epoch_pi")
+NAMES |= dict(kl_coef="kl_penalty", ent_coef="entcoef", vf_coef="vfcoef", beta_clone="beta_clone", aux_learning_rate="aux_lr")
+NAMES |= dict(n_policy_iterations="n_pi", n_aux_epochs="n_aux_epochs")
 EWMA = ["ewma_dual", "ewma_detach", "ewma_kl", "ewma_stale"]
 STALE = ["stale_decoupled", "stale_behavior", "stale_proximal"]
 
@@ -35,23 +38,12 @@ class EWMATraining(GoldenTraining):
             file,
             monkeypatch,
             architecture={"dual": "dual", "detach": "detached"}[setting["arch"]],
-            adam_eps=setting["adam_eps"],
+            **arguments(setting, **NAMES),
             rollout_buffer_class=DoubleNormalizedRewardRolloutBuffer,
-            learning_rate=setting["lr"],
             batch_size=n_samples // setting["nminibatch"],
-            n_epochs=setting["n_epoch_pi"],
             n_value_epochs=self.n_value_epochs,
-            gamma=setting["gamma"],
-            gae_lambda=setting["lambda"],
             clip_range=setting["clip_param"] or None,
-            kl_coef=setting["kl_penalty"],
-            ent_coef=setting["entcoef"],
-            vf_coef=setting["vfcoef"],
-            aux_learning_rate=setting["aux_lr"],
-            n_policy_iterations=setting["n_pi"],
-            n_aux_epochs=setting["n_aux_epochs"],
             aux_batch_size=setting["aux_mbsize"] * setting["n_steps"],
-            beta_clone=setting["beta_clone"],
             rollout_buffer_kwargs=dict(reward_normalizer=RewardNormalizer(gamma=setting["reward_normaliser_gamma"])),
             objective=objective,
             objective_kwargs=kwargs,

@@ -11,7 +11,6 @@ import yaml
 from gymnasium import spaces
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.torch_layers import FlattenExtractor
-from stable_baselines3.common.vec_env import VecNormalize
 from torch import nn
 
 from sb3_ppg import PPG, ArgumentError, ImpalaCNN, MaskablePPG, NonFiniteLossError, PhasicCallback, RecurrentPPG, hub
@@ -35,7 +34,6 @@ from tests.helpers import (
     image_space,
     masked_envs,
     random_envs,
-    saved_and_loaded,
     untrained,
     weights,
 )
@@ -45,7 +43,6 @@ from tests.test_spaces import ACTIONS, OBSERVATIONS
 pytestmark = pytest.mark.slow
 
 MEMBERS = [name for name, member in FAMILY.items() if member.preset]
-NO_LSTM = {"ddcpg", "idaac"}
 SMALL = dict(
     n_steps=8, batch_size=8, n_epochs=2, n_policy_iterations=2, n_aux_epochs=2, n_value_epochs=None, aux_batch_size=None
 )
@@ -74,6 +71,8 @@ def test_every_objective_is_in_the_family():
     in_family = {member.preset.get("objective", "ppg") for member in FAMILY.values()}
     assert in_family | {"decoupled"} == set(OBJECTIVES)  # which is for data of older policies
     assert all(hyperparameter_file(name).exists() for name in FAMILY)
+    with_preset("ppg_replay", {})["replay_kwargs"]["policy_rollouts"] = 7  # not in the table itself
+    assert with_preset("ppg_replay", {})["replay_kwargs"] == {"policy_rollouts": 3}
 
 
 def combinations(every: list[str], members: list[str]) -> list[tuple[str, str]]:
@@ -86,7 +85,7 @@ def combinations(every: list[str], members: list[str]) -> list[tuple[str, str]]:
 READ_ACTIONS, READ_FRAMES = ["ddcpg", "daac"], ["ddcpg", "idaac"]
 
 
-KINDS_OF_ACTIONS = ["gSDE", "Discrete from 2 on", "MultiDiscrete from elsewhere", "MultiBinary"]
+KINDS_OF_ACTIONS = ["gSDE", "Discrete from 2 on", "MultiDiscrete from elsewhere", "MultiBinary", "nested"]
 
 
 @pytest.mark.parametrize(("name", "action"), combinations(KINDS_OF_ACTIONS, READ_ACTIONS))
@@ -101,14 +100,16 @@ def test_observation_spaces(name, observation):
     check_training(make(name, random_envs(space), policy=policy, n_epochs=1))
 
 
+LSTM = dict(cls=RecurrentPPG, policy="MlpLstmPolicy", policy_kwargs=dict(lstm_hidden_size=4))
+
+
 @pytest.mark.parametrize("name", MEMBERS)
 def test_lstms(name):
-    kwargs = dict(cls=RecurrentPPG, policy="MlpLstmPolicy", policy_kwargs=dict(lstm_hidden_size=4))
-    if name in NO_LSTM:
+    if name in ("ddcpg", "idaac"):
         with pytest.raises(ArgumentError, match="cannot work with LSTMs"):
-            make(name, random_envs(), **kwargs)
+            make(name, random_envs(), **LSTM)
     else:
-        check_training(make(name, random_envs(), **kwargs))
+        check_training(make(name, random_envs(), **LSTM))
 
 
 @pytest.mark.parametrize(("name", "actions"), combinations([*MASKED_ACTIONS], READ_ACTIONS))
@@ -184,11 +185,10 @@ REFUSED = [
     ("dcpg", dict(clip_range_vf=0.2), "`clip_range_vf`=.* cannot work: DelayedCriticObjective"),
     ("ddcpg", dict(micro_batch_size=4), "`micro_batch_size`=4 cannot work"),
     ("ddcpg", dict(policy_kwargs=dict(features_extractor_class=BatchNormExtractor)), "cannot work with batch normalization"),
-    ("daac", dict(clip_range_vf=0.2), "`clip_range_vf`=.* cannot work: AdvantageHeadObjective"),
+    ("dna", dict(**LSTM, n_steps=7, batch_size=7, objective_kwargs=dict(value_batch_size=6)), "equal parts of `n_steps`=7"),
     ("daac", dict(n_value_epochs=None), "`n_value_epochs`=None cannot work"),
     ("daac", dict(n_aux_epochs=1), "`n_aux_epochs`=1 cannot work"),
     ("daac", dict(objective_kwargs=dict(value_frequency=0)), "`value_frequency`=0 cannot work"),
-    ("idaac", dict(objective_kwargs=dict(hidden_size=-1)), "`hidden_size`=-1 cannot work"),
     ("dna", dict(objective_kwargs=dict(constraint="l2")), "`constraint`='l2' cannot work"),
     ("dna", dict(objective_kwargs=dict(td_lambda=2)), "`td_lambda`=2 cannot work"),
     ("dna", dict(recompute_advantages=True), "`recompute_advantages`=True cannot work: DistillationObjective has its own"),
@@ -206,15 +206,6 @@ REFUSED = [
 def test_what_cannot_work_is_refused_when_the_model_is_made(name, kwargs, message):
     with pytest.raises(ArgumentError, match=message):
         make(name, **{"env": random_envs(), **kwargs})
-
-
-def test_dna_refuses_value_batches_that_would_cut_sequences_short():
-    of_seven = dict(n_steps=7, batch_size=7)
-    kwargs = dict(cls=RecurrentPPG, policy="MlpLstmPolicy", policy_kwargs=dict(lstm_hidden_size=4))
-    with pytest.raises(ArgumentError, match=r"`value_batch_size`=6 cannot work.* equal parts of `n_steps`=7"):
-        make("dna", random_envs(), **of_seven, objective_kwargs=dict(value_batch_size=6), **kwargs)
-    make("dna", random_envs(), **of_seven, objective_kwargs=dict(value_batch_size=6))  # without memory: single samples
-    make("dna", random_envs(), objective_kwargs=dict(value_batch_size=4), **kwargs)
 
 
 def test_the_average_begins_with_a_policy_that_was_set():
@@ -327,14 +318,9 @@ def test_environments_that_are_reset_have_other_levels(kind, episode_length, cal
     assert len(np.unique(np.stack([levels[:, 0] for levels, *_ in seen]))) == 2 * len(seen)
 
 
-def test_a_preset_is_not_the_tables_own():
-    with_preset("ppg_replay", {})["replay_kwargs"]["policy_rollouts"] = 7
-    assert with_preset("ppg_replay", {})["replay_kwargs"] == {"policy_rollouts": 3}
-
-
 @pytest.mark.parametrize("advantage_decay", [0.0, 0.9])
-def test_averaged_moments_get_over_a_bad_rollout(advantage_decay):
-    """Rewards too large to be normalised make it bad."""
+def test_averaged_moments_get_over_a_bad_rollout_and_constant_advantages(advantage_decay):
+    """Rewards too large to be normalised make it bad; constants have no negative variance."""
     scale = 3e38
 
     def enlarge(observations, rewards, *others):
@@ -346,26 +332,8 @@ def test_averaged_moments_get_over_a_bad_rollout(advantage_decay):
     assert all(th.isfinite(buffer).all() for buffer in model.objective.buffers())
     scale = 1.0
     model.learn(32)
-
-
-@pytest.mark.parametrize(
-    "observations", [spaces.Discrete(5), spaces.Dict(a=spaces.Discrete(3), b=VECTOR), "normalised"], ids=str
-)
-def test_what_follows_a_rollout_is_kept_as_the_rollout_is(observations, tmp_path):
-    normalised = observations == "normalised"
-    space = spaces.Box(-1, 1, (3,), np.float64) if normalised else observations
-    env, policy = random_envs(space), "MultiInputPolicy" if isinstance(space, spaces.Dict) else "MlpPolicy"
-    model = make("ddcpg", VecNormalize(env) if normalised else env, policy=policy).learn(16)
-    env = random_envs(space)
-    loaded = saved_and_loaded(model, tmp_path, VecNormalize(env) if normalised else env)
-    assert len(loaded.aux_buffer) == 1
-    loaded.learn(32, reset_num_timesteps=False)
-
-
-def test_constant_advantages_have_no_negative_variance():
-    objective = make("ppg_ewma", random_envs(), objective_kwargs=dict(advantage_decay=0.9)).objective
-    for scale in np.linspace(1e-3, 1e6, 500):
-        assert np.isfinite(objective.normalized_advantages(np.full((8, 2), scale, np.float32))).all()
+    for constant in np.linspace(1e-3, 1e6, 500):
+        assert np.isfinite(model.objective.normalized_advantages(np.full((8, 2), constant, np.float32))).all()
 
 
 def test_the_papers_arguments_are_those_of_the_papers_entry():

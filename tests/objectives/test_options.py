@@ -1,4 +1,4 @@
-"""Options of the losses, off by default: weights of samples, a clipped value loss, running statistics of value targets."""
+"""Options of the losses, off by default: weights, a clipped value loss, running statistics; objectives with mistakes."""
 
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
@@ -9,20 +9,18 @@ import pytest
 import torch as th
 from stable_baselines3.common.env_util import make_vec_env
 from torch import nn
+from torch.nn import functional as F
 
-from sb3_ppg import PPG, PhasicCallback
+from sb3_ppg import PPG, ArgumentError, PhasicCallback
 from sb3_ppg.buffers.aux_buffer import AuxiliaryBatch
 from sb3_ppg.buffers.rollouts import by_environment
-from sb3_ppg.objectives import Coefficients, DecoupledObjective, Objective, SampleData
-from tests.helpers import WITH_CONTEXT, make_kind, saved_and_loaded
+from sb3_ppg.objectives import Coefficients, DecoupledObjective, Losses, Objective, SampleData
+from tests.helpers import SMALL, WITH_CONTEXT, make_kind, saved_and_loaded
 
 pytestmark = pytest.mark.slow
 
 COEFFICIENTS = Coefficients(0.2, None, 2.0, 0.0, 0.5, 0.0, 1.0)  # in value units of 2
 every_kind = pytest.mark.parametrize("kind", WITH_CONTEXT)
-
-
-# ---- weights ----
 
 
 class Weighted(Objective):
@@ -41,8 +39,7 @@ class Weighted(Objective):
         return replace(super().aux_data(rollout_buffer, end), weights=np.full(sizes, self.weight, dtype=np.float32))
 
 
-class WeightedDecoupled(Weighted, DecoupledObjective):
-    """The same for data of older policies."""
+WeightedDecoupled = type("WeightedDecoupled", (Weighted, DecoupledObjective), {})  # for data of older policies
 
 
 @every_kind
@@ -90,9 +87,6 @@ def test_extras_belong_to_their_samples(kind, replay_kwargs):
     assert model.objective.n_seen == 2 * (3 if replay_kwargs is None else 5) * 16
 
 
-# ---- clipped value loss ----
-
-
 def test_value_losses_are_clipped_against_the_values_at_collection():
     """
     Worked numbers in units of 2: V 1, 2; V_old 0, 2; targets 2, 3. V_clip is .5, 2:
@@ -116,17 +110,10 @@ def test_value_losses_are_clipped_against_the_values_at_collection():
 @pytest.mark.parametrize(("kind", "objective"), zip(WITH_CONTEXT, ["ppg", "decoupled", "ewma"], strict=True))
 def test_values_at_collection_come_along(kind, objective, tmp_path):
     model = make_kind(kind, objective=objective, objective_kwargs=dict(value_clip=0.1)).learn(3 * 16)
-    assert model.aux_buffer.rollouts[0].context["values"].shape == (2, 8, 1)
-    np.testing.assert_array_equal(
-        model.aux_buffer.rollouts[0].context["values"], by_environment(model.rollout_buffer, model.rollout_buffer.values)
-    )
-    other = saved_and_loaded(model, tmp_path)
-    np.testing.assert_array_equal(
-        other.aux_buffer.rollouts[0].context["values"], model.aux_buffer.rollouts[0].context["values"]
-    )
-
-
-# ---- running statistics ----
+    expected = by_environment(model.rollout_buffer, model.rollout_buffer.values)
+    assert expected.shape == (2, 8, 1)
+    for one in (model, saved_and_loaded(model, tmp_path)):
+        np.testing.assert_array_equal(one.aux_buffer.rollouts[0].context["values"], expected)
 
 
 @pytest.mark.parametrize("others", [{}, dict(target_kl=1e-9, n_epochs=4), dict(replay_kwargs=dict(staleness=2))])
@@ -148,8 +135,33 @@ def test_the_value_unit_is_the_standard_deviation_of_all_value_targets_so_far(ot
     assert model.policy.value_unit == pytest.approx(np.std(rollouts), rel=1e-4)
 
 
-def test_rollouts_are_counted_on_with_fewer_epochs(tmp_path):
-    model = make_kind("vectors", n_epochs=10, normalize_value_targets="running").learn(5 * 16)
-    model.save(tmp_path / "model.zip")
-    loaded = PPG.load(tmp_path / "model.zip", env=model.get_env(), n_epochs=1)
-    assert loaded.learn(16, reset_num_timesteps=False)._n_rollouts == model._n_rollouts + 1
+ONE_PHASE = SMALL | dict(n_policy_iterations=1)
+
+
+class Keeps(Objective):
+    """Keeps the policy, or a part of it."""
+
+    def __init__(self, policy, part: str = ""):
+        super().__init__(policy)
+        self.kept = getattr(policy, part) if part else policy
+
+
+@pytest.mark.parametrize("part", ["", "aux_value_net"])
+def test_keeping_the_policy_would_train_its_parameters_twice(part):
+    with pytest.raises(ArgumentError, match=r"weight.* would be trained twice per step: use the policy that each"):
+        PPG("MlpPolicy", "CartPole-v1", objective=Keeps, objective_kwargs=dict(part=part), **ONE_PHASE)
+
+
+@pytest.mark.parametrize("wrong", ["a term", "the total", "a term per sample"])
+@pytest.mark.parametrize("micro_batch_size", [None, 4])
+def test_losses_are_scalar_tensors(wrong, micro_batch_size):
+    class Floats(Objective):
+        def evaluated_losses(self, policy, evaluation, batch, coefficients):
+            paper = super().evaluated_losses(policy, evaluation, batch, coefficients)
+            per_sample = F.mse_loss(evaluation.latent_pi, evaluation.latent_pi, reduction="none")
+            own = per_sample if wrong == "a term per sample" else 1.5
+            return Losses(2.5 if wrong == "the total" else paper.total, {**paper.terms, "own_term": own})
+
+    model = PPG("MlpPolicy", "CartPole-v1", objective=Floats, micro_batch_size=micro_batch_size, **ONE_PHASE)
+    with pytest.raises(ArgumentError, match=r"must be a scalar tensor; change (own_term|loss)"):
+        model.learn(8)

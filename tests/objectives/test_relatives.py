@@ -9,7 +9,7 @@ import pytest
 import torch as th
 
 from sb3_ppg.objectives import SampleData
-from tests.golden import DoubleRolloutBuffer, GoldenTraining, settings
+from tests.golden import DoubleRolloutBuffer, GoldenTraining, arguments, settings
 
 # What they only report; logits of which the files have the probabilities too; their network, with ReLUs that work in place
 NOT_COMPARED = {"kl_new_old", "order_accuracy_theirs", "logits_old", "raw_logits_target", "inplace_relu"}
@@ -52,7 +52,7 @@ class RelativesTraining(GoldenTraining):
 def of_ppo(setting: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments of PPO from the names that DCPG and DAAC have for them."""
     names = dict(adam_eps="eps", learning_rate="lr", n_epochs="ppo_epoch", clip_range="clip_param", ent_coef="entropy_coef")
-    return {ours: setting[theirs] for ours, theirs in names.items()} | dict(batch_size=32 // setting["num_mini_batch"])
+    return arguments(setting, **names) | dict(batch_size=32 // setting["num_mini_batch"])
 
 
 @pytest.mark.parametrize("file", ["dcpg", "ddcpg"])
@@ -189,6 +189,12 @@ def impose_pairs(training: GoldenTraining, rollout: int, monkeypatch) -> None:
     monkeypatch.setattr(objective, "extras", checked_extras)
 
 
+OF_DNA = dict(adam_eps="adam_epsilon", learning_rate="policy_lr", value_learning_rate="value_lr", n_epochs="policy_epochs")
+OF_DNA |= dict(batch_size="policy_mini_batch_size", n_value_epochs="value_epochs", clip_range="ppo_epsilon", vf_coef="vf_coef")
+OF_DNA |= dict(ent_coef="entropy_bonus", aux_learning_rate="distil_lr", aux_batch_size="distil_mini_batch_size")
+OF_DNA |= dict(n_policy_iterations="distil_period", n_aux_epochs="distil_epochs", beta_clone="distil_beta")
+
+
 @pytest.mark.parametrize("file", ["dna", "dna_kl"])
 def test_distillation(file, monkeypatch):
     setting = settings(file)
@@ -198,26 +204,11 @@ def test_distillation(file, monkeypatch):
         monkeypatch,
         setting,
         architecture="dual",
-        adam_eps=setting["adam_epsilon"],
-        learning_rate=setting["policy_lr"],
-        value_learning_rate=setting["value_lr"],
-        aux_learning_rate=setting["distil_lr"],
-        batch_size=setting["policy_mini_batch_size"],
-        n_epochs=setting["policy_epochs"],
-        n_value_epochs=setting["value_epochs"],
-        clip_range=setting["ppo_epsilon"],
-        ent_coef=setting["entropy_bonus"],
-        vf_coef=setting["vf_coef"],
-        n_policy_iterations=setting["distil_period"],
-        n_aux_epochs=setting["distil_epochs"],
-        aux_batch_size=setting["distil_mini_batch_size"],
-        beta_clone=setting["distil_beta"],
+        **arguments(setting, **OF_DNA),
         objective="dna",
         objective_kwargs=dict(
-            td_lambda=setting["td_lambda"],
             constraint=constraint,
-            value_batch_size=setting["value_mini_batch_size"],
-            delay=setting["distil_delay"],
+            **arguments(setting, td_lambda="td_lambda", value_batch_size="value_mini_batch_size", delay="distil_delay"),
         ),
     )
     model, buffer, golden = training.model, training.model.aux_buffer, training.golden

@@ -1,21 +1,27 @@
-"""Each fast path takes the same step as the plain one."""
+"""Each fast path takes the same step as the plain one; bfloat16 and unvalidated distributions stay where they belong."""
 
 import copy
-from functools import partial
+from functools import partial, wraps
+from typing import Any
 
 import numpy as np
 import pytest
 import torch as th
+from gymnasium import spaces
+from sb3_contrib.common.wrappers import ActionMasker
 from stable_baselines3.common.buffers import RolloutBuffer
+from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from torch import nn
 from torch.nn import functional as F
 
-from sb3_ppg import PPG, ImpalaCNN
+from sb3_ppg import PPG, ImpalaCNN, MaskablePPG
+from sb3_ppg.actions import unvalidated_distributions
 from sb3_ppg.arrays import split
 from sb3_ppg.buffers.rollouts import minibatches
+from sb3_ppg.optim.compiled import tracing
 from sb3_ppg.training.preparing import record
-from tests.helpers import collect, losses_of
+from tests.helpers import SMALL, VECTOR, RandomEnv, calls_of, collect, distributions_are_validated, losses_of, needs_compiler
 from tests.helpers import make_on_images as make
 
 
@@ -146,3 +152,94 @@ def test_a_compiled_network_computes_the_same(monkeypatch):
         th.testing.assert_close(model.policy.predict_values(obs), plain.policy.predict_values(obs), rtol=1e-4, atol=1e-5)
     assert isinstance(model.policy.features_extractor, BaseFeaturesExtractor)
     assert model.policy.compile_mode == "default"
+
+
+@pytest.mark.parametrize("architecture", ["dual", "shared"])
+def test_bfloat16_is_for_the_features_alone(architecture):
+    """Weights, moments, losses, distributions and values are float32; what convolutions compute is not."""
+    model = make(dict(architecture=architecture), mixed_precision="bf16", max_grad_norm=0.5, micro_batch_size=5)
+    types = []
+    model.policy.pi_features_extractor.stacks[0].register_forward_hook(lambda _, args, output: types.append(output.dtype))
+    model.policy.action_net.register_forward_hook(lambda _, args, output: types.append((args[0].dtype, output.dtype)))
+    model.learn(64)
+    assert set(types) == {th.bfloat16, (th.float32, th.float32)}
+    tensors = list(model.policy.state_dict().values())
+    for optimizer in (model.policy.optimizer, model.aux_optimizer):
+        tensors += [state[name] for state in optimizer.state.values() for name in ("exp_avg", "exp_avg_sq")]
+    assert {tensor.dtype for tensor in tensors} == {th.float32}
+    collect(model)
+    losses = losses_of("joint_losses", model, next(model.rollout_buffer.get(16)))
+    assert {value.dtype for value in (losses.total, *losses.terms.values())} == {th.float32}
+
+
+@pytest.mark.parametrize("mixed_precision", [None, "bf16"])
+def test_the_kl_starts_at_zero(mixed_precision):
+    """π_old is recorded in the micro-batches that train: bfloat16's rounding is the same. Else Adam would amplify it."""
+    model = make(mixed_precision=mixed_precision, micro_batch_size=5, n_envs=2, n_policy_iterations=1, n_aux_epochs=2)
+    calls = calls_of(model.objective, "auxiliary_losses")
+    model.learn(16)
+    kls = [losses.terms["kl"].item() for _, losses in calls]  # four micro-batches make a step
+    assert len(kls) == 8 and max(kls[:4]) < th.finfo(th.float32).eps < 1e-6 < max(kls[4:])  # the heads compute in float32
+
+
+def test_mixed_precision_is_kept_by_a_saved_model(tmp_path):
+    model = make(mixed_precision="bf16")
+    model.save(tmp_path / "model.zip")
+    loaded = PPG.load(tmp_path / "model.zip")
+    obs = np.stack([model.observation_space.sample() for _ in range(3)])
+    assert loaded.mixed_precision == loaded.policy.mixed_precision == "bf16"
+    assert th.equal(loaded.policy.predict_values(th.as_tensor(obs)), model.policy.predict_values(th.as_tensor(obs)))
+
+
+def test_distributions_are_validated_again_whichever_training_ends_first():
+    """Two trainings in threads share torch's one setting."""
+    first, second = unvalidated_distributions(), unvalidated_distributions()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert not distributions_are_validated()  # for the one that goes on
+    second.__exit__(None, None, None)
+    assert distributions_are_validated()
+
+
+seen: list[tuple[bool, bool]] = []
+
+
+def look(*_: Any) -> None:
+    """Note whether distributions are validated, and torch's compiler treats sizes as it does by default."""
+    seen.append((distributions_are_validated(), th._dynamo.config.automatic_dynamic_shapes))
+
+
+class Looking(RandomEnv):
+    def reset(self, **kwargs):
+        look()
+        return super().reset(**kwargs)
+
+    def step(self, action):
+        look()
+        return super().step(action)
+
+    def action_masks(self):
+        look()
+        return np.ones(2, bool)
+
+
+class LookingCallback(BaseCallback):
+    def _on_step(self) -> bool:
+        look()
+        return True
+
+    _on_rollout_start = _on_rollout_end = look
+
+
+@needs_compiler
+@pytest.mark.parametrize(("cls", "compile_updates"), [(PPG, False), (PPG, True), (MaskablePPG, False)])
+def test_environments_and_callbacks_run_with_the_users_settings(cls, compile_updates, monkeypatch):
+    monkeypatch.setattr(th, "compile", wraps(th.compile)(partial(th.compile, backend="eager")))
+    seen.clear()
+    env = Looking(VECTOR, spaces.Discrete(2))
+    env = ActionMasker(env, lambda env: env.action_masks()) if cls is MaskablePPG else env
+    cls("MlpPolicy", env, compile_updates=compile_updates, **SMALL).learn(32, callback=LookingCallback())
+    assert len(seen) > 32 and set(seen) == {(True, True)}
+    with tracing():
+        assert th._dynamo.config.automatic_dynamic_shapes is False

@@ -63,8 +63,7 @@ class BatchNorm(ImpalaCNN):
 def test_the_size_is_the_largest_power_of_two_that_fits(extractor, shape, mixed_precision, expected):
     """
     The largest activations of the paper's network are 16 x 64 x 64 numbers of 4 bytes: 127 samples fit 32 MiB. SB3's NatureCNN
-    gets images in float32 in any precision: 4 x 84 x 84 numbers of 4 bytes, 297 samples. Networks without convolutions, and
-    with batch normalization, run whole minibatches.
+    gets images in float32: 4 x 84 x 84 numbers of 4 bytes, 297 samples. Without convolutions minibatches are whole.
     """
     assert 16 * 64 * 64 * 4 * 128 == HEAP_LIMIT
     network = dict(features_extractor_class=extractor, features_extractor_kwargs={})
@@ -80,10 +79,7 @@ def test_other_devices_run_whole_minibatches_and_micro_batches_hold_at_least_one
 
 
 def test_looking_for_the_size_leaves_no_trace():
-    """
-    Neither in the generator (dropout), nor in gradients, training mode, precision or memory: float images, which a convolution
-    keeps for its backward pass, would stay with the graph for ever.
-    """
+    """Neither in the generator (dropout), nor in gradients, training mode, precision or memory, with the graph of a pass."""
 
     class Dropping(ImpalaCNN):
         def forward(self, x):

@@ -7,7 +7,6 @@ import pytest
 import torch as th
 from torch import nn
 
-from sb3_ppg.distributed import moments
 from sb3_ppg.errors import NonFiniteLossError
 from sb3_ppg.losses import Losses
 from sb3_ppg.optim.update import Epoch, compute_gradient, mean_losses, optimize_epoch
@@ -102,18 +101,11 @@ def test_a_loss_that_is_not_finite_leaves_weights_and_optimizer_alone(bad, bad_m
     states = [{k: v.clone() for k, v in s.items()} for s in regression.optimizer.state.values()]
     minibatches = [make_batch(8, seed) for seed in range(4)]
     minibatches[bad_minibatch].targets[3] = bad
-
     with pytest.raises(NonFiniteLossError, match=rf"auxiliary phase.*minibatch {bad_minibatch}.*'error'"):
         regression.epoch(*minibatches, phase="auxiliary")
-
     assert all(th.equal(a, b) for a, b in zip(regression.weights(), before, strict=True)) and regression.network.n_passes == 1
     for state, saved in zip(regression.optimizer.state.values(), states, strict=True):
         assert all(th.equal(state[name], saved[name]) for name in saved)
-
-
-def test_moments():
-    assert moments(np.array([[1.0, 2.0], [3.0, 6.0]])) == pytest.approx((3.0, 3.5**0.5))
-    assert moments(np.full(3, 0.1, np.float32)) == pytest.approx((0.1, 0.0))
 
 
 @pytest.mark.parametrize(
@@ -129,7 +121,6 @@ def test_moments():
         lambda parameters: th.optim.Adadelta(parameters, eps=1e-12),
         lambda parameters: th.optim.Adafactor(parameters),
     ],
-    ids=["Adam", "AMSGrad", "RMSprop", "SGD", "Adagrad", "Adamax", "Rprop", "Adadelta", "Adafactor"],
 )
 def test_rescaled_moments_are_those_of_rescaled_gradients(make_optimizer):
     parameters = [nn.Parameter(th.zeros(2, 2)), nn.Parameter(th.zeros(2, 2))]

@@ -19,10 +19,6 @@ def test_images_are_scaled_in_the_weights():
     th.testing.assert_close(conv(image), conv(image.float() / 255), rtol=1e-5, atol=1e-6)
     with th.autocast("cpu", th.bfloat16):
         assert conv(image).dtype == th.bfloat16
-    # bfloat16 holds 0..255 exactly, but not their 255th parts
-    values = th.arange(256)
-    assert th.equal(values.bfloat16().float(), values.float())
-    assert not th.equal((values / 255).bfloat16().float(), values / 255)
 
 
 @pytest.mark.parametrize(

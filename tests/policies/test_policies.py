@@ -24,7 +24,6 @@ DICT = spaces.Dict(image=IMAGE, vector=VECTOR)
 CASES = {"mlp": (MlpPolicy, VECTOR), "cnn": (CnnPolicy, IMAGE), "multi-input": (MultiInputPolicy, DICT)}
 ACTIONS = th.tensor([0, 1, 2, 0, 1, 2])
 every_policy = pytest.mark.parametrize("policy_class, observation_space", CASES.values(), ids=CASES)
-every_architecture = pytest.mark.parametrize("architecture", ARCHITECTURES)
 
 
 def make(policy_class, observation_space, **kwargs):
@@ -90,8 +89,10 @@ def test_gradients_of_the_auxiliary_phase(policy_class, observation_space):
 
 
 @every_policy
-@every_architecture
-def test_the_ways_to_ask_agree(policy_class, observation_space, architecture):
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_the_ways_to_ask_agree_and_a_file_of_the_policy_alone_keeps_it(
+    policy_class, observation_space, architecture, tmp_path
+):
     policy = make(policy_class, observation_space, architecture=architecture)
     obs = sample(policy)
     values, log_prob, entropy = policy.evaluate_actions(obs, ACTIONS)
@@ -103,6 +104,13 @@ def test_the_ways_to_ask_agree(policy_class, observation_space, architecture):
     th.testing.assert_close(policy(obs, deterministic=True)[1], values)
     assert aux_values.shape == true_values.shape == (6,)
     assert not th.allclose(aux_values, true_values)
+    policy.save(tmp_path / "policy.zip")
+    loaded = policy_class.load(tmp_path / "policy.zip", device="cpu")
+    assert loaded.architecture == architecture and loaded.share_features_extractor == policy.share_features_extractor
+    for ours, theirs in zip(policy.evaluate_auxiliary(obs), loaded.evaluate_auxiliary(obs), strict=True):
+        if isinstance(ours, th.Tensor):
+            assert th.equal(ours, theirs)
+    assert th.equal(policy(obs, deterministic=True)[0], loaded(obs, deterministic=True)[0])
 
 
 def count_forwards(policy, call) -> dict[str, int]:
@@ -132,29 +140,16 @@ def test_no_forward_pass_that_nobody_reads():
             assert count_forwards(policy, call)["pi"] == 1
 
 
-@every_policy
-@every_architecture
-def test_save_and_load_of_the_policy_alone(policy_class, observation_space, architecture, tmp_path):
-    policy = make(policy_class, observation_space, architecture=architecture)
-    obs = sample(policy)
-    policy.save(tmp_path / "policy.zip")
-    loaded = policy_class.load(tmp_path / "policy.zip", device="cpu")
-    assert loaded.architecture == architecture and loaded.share_features_extractor == policy.share_features_extractor
-    for ours, theirs in zip(policy.evaluate_auxiliary(obs), loaded.evaluate_auxiliary(obs), strict=True):
-        if isinstance(ours, th.Tensor):
-            assert th.equal(ours, theirs)
-    assert th.equal(policy(obs, deterministic=True)[0], loaded(obs, deterministic=True)[0])
-
-
-def test_same_seed_same_weights_as_ppo():
-    ppo = PPO("MlpPolicy", "CartPole-v1", seed=3).policy.state_dict()
-    ours = PPG("MlpPolicy", "CartPole-v1", seed=3).policy.state_dict()
+def test_same_seed_same_weights_and_first_actions_as_ppo():
+    models, drawn = [], []
+    for algorithm in (PPO, PPG):
+        models.append(algorithm("MlpPolicy", "CartPole-v1", seed=3).policy.state_dict())
+        drawn.append((th.rand(1).item(), np.random.rand()))
+    assert drawn[0] == drawn[1]
+    ppo, ours = models
     assert {name.split(".")[0] for name in ours.keys() - ppo.keys()} == {"aux_value_net", "value_net"}
     assert ours["value_net.mean"] == 0 and ours["value_net.std"] == 1
     assert all(th.equal(ours[name], weight) for name, weight in ppo.items())
-
-
-# ---- initialisation ----
 
 
 def norms(layer) -> np.ndarray:
@@ -178,7 +173,9 @@ def test_impala_has_the_authors_initialisation():
     features = policy.pi_features_extractor(th.zeros(2, 3, 36, 36))
     assert features.shape == (2, 256)
 
-    policy = make(CnnPolicy, IMAGE, features_extractor_class=ImpalaCNN, ortho_init=True)
+    any_callable = partial(ImpalaCNN, features_dim=8)
+    policy = make(CnnPolicy, IMAGE, features_extractor_class=any_callable, ortho_init=True)
+    assert isinstance(policy.features_extractor, ImpalaCNN) and policy.features_dim == 8
     np.testing.assert_allclose(norms(policy.action_net), 0.01, rtol=1e-4)
     np.testing.assert_allclose(norms(policy.aux_value_net), 1.0, rtol=1e-4)
 
@@ -189,9 +186,6 @@ def test_impala_takes_any_image_but_no_vectors(size):
     assert extractor(th.zeros(2, 1, size, size + 1)).shape == (2, 9)
     with pytest.raises(ArgumentError, match="MlpPolicy"):
         ImpalaCNN(spaces.Box(-1, 1, (size,)))
-
-
-# ---- refusals ----
 
 
 class OwnTrunk(MlpPolicy):
@@ -214,11 +208,6 @@ def test_a_thread_may_predict_while_another_trains(env, kwargs):
     expected = of_training.log_prob(of_training.mode())
     policy.predict(np.ones(policy.observation_space.shape, np.float32))
     assert th.equal(of_training.log_prob(of_training.mode()), expected) and expected.shape == (5,)
-
-
-def test_a_features_extractor_may_be_any_callable():
-    policy = make(CnnPolicy, IMAGE, features_extractor_class=partial(ImpalaCNN, features_dim=8))
-    assert isinstance(policy.features_extractor, ImpalaCNN) and policy.features_dim == 8
 
 
 class Squashed(SquashedDiagGaussianDistribution):

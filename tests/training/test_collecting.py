@@ -146,7 +146,7 @@ def test_ends_without_a_last_observation_are_not_silently_zero():
 
 
 PARTS = spaces.Dict(
-    position=spaces.Box(-1, 1, (2,)),
+    position=spaces.Box(-1, 1, (2,), np.float64),
     table=spaces.Box(-1, 1, (2, 2)),
     height=spaces.Box(-1, 1, ()),
     activation=spaces.Box(-1, 1, (0,)),
