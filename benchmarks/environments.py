@@ -100,13 +100,14 @@ def look(code: str, file: str) -> None:
     write(result="saving, loading, playing")
     with TemporaryDirectory() as folder:
         model.save(f"{folder}/model")
-        loaded = PPG.load(f"{folder}/model", env=model.get_env())
-    assert loaded.env is not None
-    observations: Any = loaded.env.reset()
+        loaded = PPG.load(f"{folder}/model")
+    env = model.get_env()
+    assert env is not None
+    observations: Any = env.reset()
     for _ in range(20):
         actions, _ = loaded.predict(observations, deterministic=True)
         assert np.array_equal(actions, model.predict(observations, deterministic=True)[0])
-        observations, *_ = loaded.env.step(actions)
+        observations, *_ = env.step(actions)
     write(result=f"trains ({speed:,.0f} steps/s), is saved and loaded, plays")
 
 

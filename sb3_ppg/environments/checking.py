@@ -38,7 +38,7 @@ KINDS = {
     "reward": ("error", "return one finite number in each step; for a vector, use `reward_weights`=[...]"),
     "integer rewards": ("warning", "return float32: SB3's algorithms add γV at time limits, of which integers keep nothing"),
     "scale": ("advice", "multiply rewards, or use VecNormalize(norm_obs=False); above 1, PPG's value units do that"),
-    "time limit": ("warning", "return only `truncated` at a time limit, or use `ignore_terminations`={limit}"),
+    "time limit": ("warning", "if this is a time limit, return only `truncated`, or use `ignore_terminations`={limit}"),
     "last": ("error", "keep the last observation (VecEnv: a copy in infos[i]['terminal_observation']), whose value is needed"),
     "last zero": ("warning", "return the state in which the episode ends: its value is needed at time limits"),
     "seed": ("warning", "seed all random numbers in `reset` (`super().reset(seed=seed)`) or when it is made; set all state"),
@@ -117,6 +117,7 @@ def check(env: Any, seconds: float = 3.0) -> EnvironmentReport:
         try:
             inspection.play(seconds)
             inspection.judge()
+            inspection.advise()
             with suppress(Exception):  # some allow one in a process
                 other = _Inspection(make()) if make else other
             inspection.ask_checkers()
@@ -125,7 +126,6 @@ def check(env: Any, seconds: float = 3.0) -> EnvironmentReport:
             frame = traceback.extract_tb(error.__traceback__)[-1]
             kind = "seed" if inspection.step_seconds > 0 else "raises"
             inspection.note(kind, f"{type(error).__name__}: {error}", place=f"{frame.filename}, line {frame.lineno}")
-        inspection.advise()
         for made in {inspection, other} if make else ():
             made.env.close()
         new = [one for one in warnings.filters if one not in before and one[1] is one[3] is None]
@@ -245,8 +245,8 @@ class _Inspection:
             beyond = np.maximum(space.low.astype(float) - array, array - space.high.astype(float))
             if beyond.max(initial=0) > 0 and unwrap_vec_normalize(self.env) is None:  # which leaves the space as it was
                 at = np.unravel_index(beyond.argmax(), space.shape)
-                bounds = f"{space.low[at]:g} to {space.high[at]:g}"
-                self.note("bounds", f"{place} has {array[at]:g} at {[*map(int, at)]}, where the space has {bounds}")
+                bounds = f"{space.low[at]} to {space.high[at]}"
+                self.note("bounds", f"{place} has {array[at]} at {[*map(int, at)]}, where the space has {bounds}")
         elif not space.contains(observation):
             self.note("space", f"{place} is {observation!r}, not in {space}")
 
