@@ -208,7 +208,7 @@ def test_each_check_is_tripped_by_its_fault_alone(kind, level, faulty, right):
         lambda: gym.make_vec("CartPole-v1", 2, vectorization_mode="sync"),
         "MountainCarContinuous-v0",
     ],
-    ids=str,
+    ids=["class", "environment", "DummyVecEnv", "SyncVectorEnv", "make_vec", "ID"],
 )
 def test_of_what_is_right_there_is_only_advice(env):
     assert {*found(env).values()} == {"advice"}

@@ -107,7 +107,7 @@ def test_value_losses_are_clipped_against_the_values_at_collection():
     assert clipped.head_error(*values, weighted, 2.0).item() == 3 * 1.0 / 2
 
 
-@pytest.mark.parametrize(("kind", "objective"), zip(WITH_CONTEXT, ["ppg", "decoupled", "ewma"], strict=True))
+@pytest.mark.parametrize(("kind", "objective"), [*zip(WITH_CONTEXT, ["ppg", "decoupled", "ewma"], strict=True)])
 def test_values_at_collection_come_along(kind, objective, tmp_path):
     model = make_kind(kind, objective=objective, objective_kwargs=dict(value_clip=0.1)).learn(3 * 16)
     expected = by_environment(model.rollout_buffer, model.rollout_buffer.values)

@@ -143,7 +143,7 @@ def test_a_two_hot_head_learns_a_value_between_two_bins():
     assert loss.item() == pytest.approx(-0.75 * np.log(0.75) - 0.25 * np.log(0.25), abs=1e-3)  # of the two bins, the least
 
 
-@pytest.mark.parametrize(("kind", "objective"), zip(WITH_CONTEXT, ["ppg", "dna", "dcpg"], strict=True))
+@pytest.mark.parametrize(("kind", "objective"), [*zip(WITH_CONTEXT, ["ppg", "dna", "dcpg"], strict=True)])
 def test_two_hot_heads_train_with_memory_with_masks_and_with_relatives(kind, objective):
     cls, name, make_envs, policy_kwargs = KINDS[kind]
     policy = type("TwoHotPolicy", (TWO_HOT["TwoHot"], cls.policy_aliases[name]), {})
