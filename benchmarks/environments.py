@@ -7,6 +7,7 @@ its environments is checked, PPG trains in it, and the model is saved, loaded an
 
 import json
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -56,7 +57,8 @@ def train(run: dict[str, str], folder: Path) -> tuple[dict[str, str], None]:
             done = subprocess.run(command, **options)
             print(done.stdout, done.stderr, file=sys.stderr)
             last = [line for line in done.stderr.splitlines() if line.strip() and "notice" not in line] or [""]
-            reason = f"{last[-1].strip()[:200]} (status {done.returncode})" if done.returncode else ""
+            said = re.sub(r"(/\S+/site-packages| at 0x\w+)", "", last[-1].strip())[:200]  # without paths of this machine
+            reason = f"{said} (status {done.returncode})" if done.returncode else ""
         except subprocess.TimeoutExpired:
             reason = f"took more than {TOO_LONG} seconds"
         if seen.exists():
@@ -101,13 +103,12 @@ def look(code: str, file: str) -> None:
     with TemporaryDirectory() as folder:
         model.save(f"{folder}/model")
         loaded = PPG.load(f"{folder}/model")
-    env = model.get_env()
-    assert env is not None
-    observations: Any = env.reset()
+    venv: Any = model.get_env()
+    observations = venv.reset()
     for _ in range(20):
         actions, _ = loaded.predict(observations, deterministic=True)
         assert np.array_equal(actions, model.predict(observations, deterministic=True)[0])
-        observations, *_ = env.step(actions)
+        observations, *_ = venv.step(actions)
     write(result=f"trains ({speed:,.0f} steps/s), is saved and loaded, plays")
 
 
