@@ -3,7 +3,7 @@ PPG and PPO on eight environments of other people, for which nobody here has tun
 
 The list was fixed before the first run, and all are in the table. Both algorithms have all their defaults, and PPO also runs
 with ``VecNormalize(norm_obs=False)``, because PPG does not depend on the scale of rewards. Each training has six minutes of a
-core. The packages are installed, with the versions of ``others.txt``, in a folder that only this benchmark sees.
+core. Each package is installed in a folder that only its own runs see; use one command for each (``--only``).
 
     python -m benchmarks.others [run] [--jobs 2] [--only highway]
     python -m benchmarks.others report
@@ -32,38 +32,36 @@ from sb3_ppg.comparison.study import Study
 from sb3_ppg.comparison.training import FromClass, described
 
 FOLDER, PACKAGES = RESULTS / "others", Path("logs/benchmarks/others").absolute()
-REQUIREMENTS = Path(__file__).with_name("others.txt")
 SECONDS, N_SEEDS = 360.0, 5
 
 
 class Task(NamedTuple):
     """
-    :param package: its name on PyPI
+    :param pip: its requirements
     :param module: registers the environments
     :param env_id: ID
     :param arguments: of ``gymnasium.make``
     :param policy: class of the policies
     """
 
-    package: str
+    pip: str
     module: str
     env_id: str
     arguments: Mapping[str, Any] = {}
     policy: str = "MlpPolicy"
 
 
+ROBOTS = "gymnasium-robotics==1.4.2 mujoco==3.3.7"
 TASKS = {
-    "highway": Task("highway-env", "highway_env", "highway-fast-v0"),
-    "flappy": Task("flappy-bird-gymnasium", "flappy_bird_gymnasium", "FlappyBird-v0", dict(use_lidar=False)),
-    "maze": Task("gymnasium-robotics", "gymnasium_robotics", "PointMaze_UMazeDense-v3", policy="MultiInputPolicy"),
-    "panda": Task("panda-gym", "panda_gym", "PandaReachDense-v3", policy="MultiInputPolicy"),
-    "bullet": Task("pybullet-envs-gymnasium", "pybullet_envs_gymnasium", "HopperBulletEnv-v0"),
-    "metaworld": Task("metaworld", "metaworld", "Meta-World/MT1", dict(env_name="reach-v3", seed=0)),
-    "spread": Task("mpe2", "mpe2", "simple_spread_v3"),  # through SuperSuit
-    "2048": Task("gymnasium-2048", "gymnasium_2048", "gymnasium_2048/TwentyFortyEight-v0"),
+    "highway": Task("highway-env==1.12.1", "highway_env", "highway-fast-v0"),
+    "flappy": Task("flappy-bird-gymnasium==0.4.0", "flappy_bird_gymnasium", "FlappyBird-v0", dict(use_lidar=False)),
+    "maze": Task(ROBOTS, "gymnasium_robotics", "PointMaze_UMazeDense-v3", policy="MultiInputPolicy"),
+    "panda": Task("panda-gym==3.0.7", "panda_gym", "PandaReachDense-v3", policy="MultiInputPolicy"),
+    "bullet": Task("pybullet-envs-gymnasium==0.6.0", "pybullet_envs_gymnasium", "HopperBulletEnv-v0"),
+    "metaworld": Task("metaworld==3.1.1", "metaworld", "Meta-World/MT1", dict(env_name="reach-v3", seed=0)),
+    "spread": Task("mpe2==1.1.1 pettingzoo==1.27.0 supersuit==3.11.0", "mpe2", "simple_spread_v3"),  # through SuperSuit
+    "2048": Task("gymnasium-2048==0.1.2", "gymnasium_2048", "gymnasium_2048/TwentyFortyEight-v0"),
 }
-
-
 NORMALIZED = "PPO, normalized rewards"
 CONTESTANTS: dict[str, tuple[type[BaseAlgorithm], bool]] = {  # whether VecNormalize scales the rewards
     "PPG": (PPG, False),
@@ -96,12 +94,13 @@ def study(name: str, n_jobs: int = 1) -> Study:
     return Study(TASKS[name].env_id, contestants, FOLDER / name, None, SECONDS, N_SEEDS, 20, n_jobs, 1)
 
 
-def install() -> None:
-    """Install the packages, unless they are there."""
-    if not PACKAGES.exists():
-        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(PACKAGES)]
-        subprocess.run([*pip, "--requirement", str(REQUIREMENTS)], check=True)
-    sys.path.append(str(PACKAGES))
+def install(name: str) -> None:
+    """Install the packages of a task, unless they are there, before those of the project."""
+    folder = PACKAGES / name
+    if not folder.exists():
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(folder)]
+        subprocess.run([*pip, *TASKS[name].pip.split()], check=True)
+    sys.path.insert(0, str(folder))
 
 
 def summary(found: dict[str, Comparison]) -> str:
@@ -117,7 +116,7 @@ def summary(found: dict[str, Comparison]) -> str:
                 is_first = contestant == "PPG"
                 cells.append("" if is_first else str(improvements({"PPG": returns["PPG"]}, returns[contestant])["PPG"]))
             task = TASKS[name]
-            lines.append([f"{task.package}: [{task.env_id}](others/{name}/compare.md)", contestant, *cells])
+            lines.append([f"{task.pip.split()[0]}: [{task.env_id}](others/{name}/compare.md)", contestant, *cells])
     head = [
         "environment",
         "",
@@ -144,8 +143,8 @@ if __name__ == "__main__":
     parser.add_argument("--jobs", default=1, type=int, help="runs at a time")
     parser.add_argument("--only", nargs="*", default=list(TASKS), choices=list(TASKS), help="only these")
     options = parser.parse_args()
-    install()
     for each in options.only:
+        install(each)
         if options.command == "speed":
             study(each).speed()
         elif options.command == "run":
