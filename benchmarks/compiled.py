@@ -43,8 +43,6 @@ from sb3_ppg.environments import EnvPoolVecEnv
 from sb3_ppg.policies.extractors import MinAtarCNN
 from sb3_ppg.zoo import register
 
-register()  # MinAtar's environments
-
 N_TURNS, N_SEEDS = 3, 5
 CACHES = Path("logs/benchmarks/compiled")
 REQUIREMENTS = Path(__file__).with_name("sbx.txt")
@@ -70,6 +68,7 @@ class Task(NamedTuple):
 
 def gymnasium(env_id: str, n_envs: int = 8, **normalized: Any) -> Callable[[int, int], VecEnv]:
     def make(seed: int, n_threads: int) -> VecEnv:
+        register()  # MinAtar's environments, in the process of the run
         env = make_vec_env(env_id, n_envs, seed=seed)
         return VecNormalize(env, **normalized) if normalized else env
 
