@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter
 
 from benchmarks.harness import Experiment, Report
 from benchmarks.scores import interquartile_means
@@ -110,6 +111,7 @@ def report(experiment: Experiment) -> Report:
             by_seed = of_seeds.pivot_table(index="steps", columns="seed", values="return")
             draw_seeds(axes, by_seed, contestant, COLORS[contestant])
         finish(axes, name, "environment steps", legend="best")
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     text = page(
         "Fine-tuning",
         f"`python -m benchmarks.finetuning`, one thread per training. {machines(rows)} Interquartile means, with 95 % "

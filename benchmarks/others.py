@@ -3,7 +3,7 @@ PPG and PPO on eight environments of other people, for which nobody here has tun
 
 The list was fixed before the first run, and all are in the table. Both algorithms have all their defaults, and PPO also runs
 with ``VecNormalize(norm_obs=False)``, because PPG does not depend on the scale of rewards. Each training has six minutes of a
-core. Each package is installed in a folder that only its own runs see; use one command for each (``--only``).
+core. The packages have the versions of environments.yml, each in a virtual environment that only its own runs see.
 
     python -m benchmarks.others [run] [--jobs 2] [--only highway]
     python -m benchmarks.others report
@@ -13,7 +13,8 @@ import argparse
 import importlib
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,43 +25,43 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecEnv, VecMonitor, VecNormalize
 
+from benchmarks.environments import PACKAGES, make_venv
 from benchmarks.harness import RESULTS
-from benchmarks.scores import improvements, interquartile_means
+from benchmarks.scores import interquartile_means
 from sb3_ppg import PPG
 from sb3_ppg.comparison.report import VIEWS, Comparison, page, table
 from sb3_ppg.comparison.study import Study
 from sb3_ppg.comparison.training import FromClass, described
 
-FOLDER, PACKAGES = RESULTS / "others", Path("logs/benchmarks/others").absolute()
+FOLDER, VENVS = RESULTS / "others", Path("logs/benchmarks/others").absolute()
 SECONDS, N_SEEDS = 360.0, 5
 
 
 class Task(NamedTuple):
     """
-    :param pip: its requirements
+    :param package: its name in environments.yml
     :param module: registers the environments
     :param env_id: ID
     :param arguments: of ``gymnasium.make``
     :param policy: class of the policies
     """
 
-    pip: str
+    package: str
     module: str
     env_id: str
     arguments: Mapping[str, Any] = {}
     policy: str = "MlpPolicy"
 
 
-ROBOTS = "gymnasium-robotics==1.4.2 mujoco==3.3.7"
 TASKS = {
-    "highway": Task("highway-env==1.12.1", "highway_env", "highway-fast-v0"),
-    "flappy": Task("flappy-bird-gymnasium==0.4.0", "flappy_bird_gymnasium", "FlappyBird-v0", dict(use_lidar=False)),
-    "maze": Task(ROBOTS, "gymnasium_robotics", "PointMaze_UMazeDense-v3", policy="MultiInputPolicy"),
-    "panda": Task("panda-gym==3.0.7", "panda_gym", "PandaReachDense-v3", policy="MultiInputPolicy"),
-    "bullet": Task("pybullet-envs-gymnasium==0.6.0", "pybullet_envs_gymnasium", "HopperBulletEnv-v0"),
-    "metaworld": Task("metaworld==3.1.1", "metaworld", "Meta-World/MT1", dict(env_name="reach-v3", seed=0)),
-    "spread": Task("mpe2==1.1.1 pettingzoo==1.27.0 supersuit==3.11.0", "mpe2", "simple_spread_v3"),  # through SuperSuit
-    "2048": Task("gymnasium-2048==0.1.2", "gymnasium_2048", "gymnasium_2048/TwentyFortyEight-v0"),
+    "highway": Task("highway-env", "highway_env", "highway-fast-v0"),
+    "flappy": Task("flappy-bird-gymnasium", "flappy_bird_gymnasium", "FlappyBird-v0", dict(use_lidar=False)),
+    "maze": Task("gymnasium-robotics", "gymnasium_robotics", "PointMaze_UMazeDense-v3", policy="MultiInputPolicy"),
+    "panda": Task("panda-gym", "panda_gym", "PandaReachDense-v3", policy="MultiInputPolicy"),
+    "bullet": Task("pybullet-envs-gymnasium", "pybullet_envs_gymnasium", "HopperBulletEnv-v0"),
+    "metaworld": Task("metaworld", "metaworld", "Meta-World/MT1", dict(env_name="reach-v3", seed=0)),
+    "spread": Task("supersuit", "mpe2", "simple_spread_v3"),
+    "2048": Task("gymnasium-2048", "gymnasium_2048", "gymnasium_2048/TwentyFortyEight-v0"),
 }
 NORMALIZED = "PPO, normalized rewards"
 CONTESTANTS: dict[str, tuple[type[BaseAlgorithm], bool]] = {  # whether VecNormalize scales the rewards
@@ -94,39 +95,30 @@ def study(name: str, n_jobs: int = 1) -> Study:
     return Study(TASKS[name].env_id, contestants, FOLDER / name, None, SECONDS, N_SEEDS, 20, n_jobs, 1)
 
 
-def install(name: str) -> None:
-    """Install the packages of a task, unless they are there, before those of the project."""
-    folder = PACKAGES / name
-    if not folder.exists():
-        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(folder)]
-        subprocess.run([*pip, *TASKS[name].pip.split()], check=True)
-    sys.path.insert(0, str(folder))
+@contextmanager
+def installed(name: str) -> Iterator[None]:
+    """Install the packages of a task; processes that are started in the block find them before those of the project."""
+    packages, command = make_venv(VENVS / name, PACKAGES[TASKS[name].package]["pip"])
+    subprocess.run(command, check=True)
+    sys.path.insert(0, str(packages))
+    yield
+    sys.path.remove(str(packages))
 
 
 def summary(found: dict[str, Comparison]) -> str:
     """Return the page of all tasks."""
     lines = []
     for name, one in found.items():
+        task, means = TASKS[name], {view: interquartile_means(one.returns(view)) for view in VIEWS}
         for contestant in CONTESTANTS:
             steps = one.curves_of(contestant).index[-1]
             cells = [f"{steps:,}", f"{1e6 / one.speed.loc[contestant, 'seconds']:,.0f}"]
             for view in VIEWS:
-                returns = one.returns(view)
-                cells.append(f"{interquartile_means(returns)[contestant]:.1f}")
-                is_first = contestant == "PPG"
-                cells.append("" if is_first else str(improvements({"PPG": returns["PPG"]}, returns[contestant])["PPG"]))
-            task = TASKS[name]
-            lines.append([f"{task.pip.split()[0]}: [{task.env_id}](others/{name}/compare.md)", contestant, *cells])
-    head = [
-        "environment",
-        "",
-        "steps",
-        "steps/s",
-        "return, same steps",
-        "P(PPG is better)",
-        "same seconds",
-        "P(PPG is better)",
-    ]
+                cells.append(f"{means[view][contestant]:.1f}")
+                cells.append("" if contestant == "PPG" else str(one.first_is_better(contestant, view)))
+            lines.append([f"{task.package}: [{task.env_id}](others/{name}/compare.md)", contestant, *cells])
+    better = "P(PPG is better)"
+    head = ["environment", "", "steps", "steps/s", "return, same steps", better, "return, same seconds", better]
     return page(
         "Environments of other packages",
         f"`python -m benchmarks.others`. All defaults, one environment, {SECONDS:.0f} s of a core per training, {N_SEEDS} "
@@ -144,11 +136,11 @@ if __name__ == "__main__":
     parser.add_argument("--only", nargs="*", default=list(TASKS), choices=list(TASKS), help="only these")
     options = parser.parse_args()
     for each in options.only:
-        install(each)
-        if options.command == "speed":
-            study(each).speed()
-        elif options.command == "run":
-            study(each, options.jobs).compare()
+        with installed(each) if options.command != "report" else nullcontext():
+            if options.command == "speed":
+                study(each).speed()
+            elif options.command == "run":
+                study(each, options.jobs).compare()
     studies = {name: study(name) for name in TASKS}
     complete = {name: one.result() for name, one in studies.items() if not one.runs.missing(one.wanted)}
     (RESULTS / "others.md").write_text(summary(complete))

@@ -106,6 +106,11 @@ class Comparison(NamedTuple):
         median, n = np.median(reached), np.isfinite(reached).sum()
         return f"{_number(median) if np.isfinite(median) else 'not reached'} ({n} of {len(reached)} seeds)"
 
+    def first_is_better(self, other: str, view: str) -> Estimate:
+        """Return the probability that a training of the first contestant has a higher return than one of another."""
+        returns, first = self.returns(view), next(iter(self.settings))
+        return improvements({first: returns[first]}, returns[other])[first]
+
     # ---- the sentence ----
 
     def verdict(self) -> str:
@@ -126,11 +131,9 @@ class Comparison(NamedTuple):
         return min(len(own) for own in self.returns("steps").values())
 
     def _compare(self, view: str, first: str, other: str, n_seeds: int) -> str:
-        returns = self.returns(view)
-        own, others = returns[first], returns[other]
-        better = improvements({first: own}, others)[first]
+        returns, better = self.returns(view), self.first_is_better(other, view)
         says = f"P {better.value:.2f}, {better.low:.2f} to {better.high:.2f}"
-        if is_told_apart(better, own[:, 0], others[:, 0]):
+        if is_told_apart(better, returns[first][:, 0], returns[other][:, 0]):
             return f"{first} is {'ahead of' if better.value > 0.5 else 'behind'} {other} in {view} ({says})"
         needed = seeds_needed(better.value)
         more = f"more than {MAX_SEEDS}" if needed > MAX_SEEDS else f"about {needed:.0f}"
@@ -144,14 +147,13 @@ class Comparison(NamedTuple):
         first, n_seeds = next(iter(self.settings)), self.n_seeds()
         kind = "interquartile mean" if n_seeds >= MIN_SEEDS else "mean"
         means = {view: interquartile_means(self.returns(view)) for view in VIEWS}
-        better = {view: improvements(self.returns(view), self.returns(view)[first]) for view in VIEWS}
         evaluated = {name: self.rows[self.rows["contestant"] == name]["mean"] for name in self.settings}
         target = min(float(own.mean()) for own in self.returns("steps").values()) if self.target is None else self.target
         ends = {view: f"{_number(self.end(view))} {view}" for view in VIEWS}
         lines = []
         for name in self.settings:
             columns: list[Any] = [f"{means[view][name]:.1f}" for view in VIEWS]
-            columns += ["" if name == first or n_seeds < MIN_SEEDS else _opposite(better[view][name]) for view in VIEWS]
+            columns += ["" if name == first or n_seeds < MIN_SEEDS else self.first_is_better(name, view) for view in VIEWS]
             columns += [f"{evaluated[name].mean():.1f}", *(self.at_target(name, view, target) for view in VIEWS)]
             lines.append([name, len(evaluated[name]), *columns, f"{1e6 / self.speed.loc[name, 'seconds']:,.0f}"])
         head = ["", "seeds", *(f"return after {end}, {kind}" for end in ends.values())]
@@ -191,10 +193,6 @@ class Comparison(NamedTuple):
 
 def _number(value: float) -> str:
     return f"{value:,.{0 if value >= 100 else 1}f}"
-
-
-def _opposite(better: Estimate) -> Estimate:
-    return Estimate(1 - better.value, 1 - better.high, 1 - better.low)
 
 
 def _band(values: pd.DataFrame) -> Sequence[np.ndarray]:
