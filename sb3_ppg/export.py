@@ -55,7 +55,7 @@ class DeterministicPolicy(nn.Module):
         if not isinstance(model, PPG):
             raise ArgumentError(f"`model` is a {type(model).__name__}, not one of sb3_ppg's algorithms")
         self.policy = copy.deepcopy(model.policy, {id(model.policy.optimizer): None}).cpu()
-        self.policy.mixed_precision = self.policy.compile_mode = None
+        self.policy.mixed_precision = None
         space = copy.deepcopy(model.observation_space)  # whose random generator the environment may use
         self.is_dict = isinstance(space, spaces.Dict)
         self.parts: dict[str, spaces.Space] = dict(space.spaces) if isinstance(space, spaces.Dict) else {"observation": space}

@@ -188,9 +188,7 @@ def _read(
         if unknown := arguments.keys() - set(_arguments(cls)):
             raise ModelFormatError(f"arguments: {cls.__name__} has no {sorted(unknown)}")
         msgspec.convert(arguments, Bounded)
-        # A file does not decide that a compiler runs
-        (arguments.get("policy_kwargs") or {}).pop("compile_mode", None)
-        arguments["compile_updates"] = False
+        arguments["compile_updates"] = False  # a file does not decide that a compiler runs
         policy = decode(description.policy, "policy", custom)
         model = cls(policy, None, device=device, _init_setup_model=False, **arguments)  # type: ignore[arg-type]
         model.observation_space, model.action_space = make(description.observation_space), make(description.action_space)

@@ -130,8 +130,6 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
         constructed with the action space. Default: SB3's distribution for the action space
     :param n_reward_components: K, the number of values of each value head for vector rewards; set by the algorithm. None:
         scalar rewards
-    :param compile_mode: Compile the features extractor with ``torch.compile`` in this mode: "reduce-overhead" (CUDA graphs),
-        "max-autotune" or "default". For GPUs: on a CPU it was slower in our measurements. None: do not compile
     :param kwargs: further arguments of SB3's ``ActorCriticPolicy``
     :raises ArgumentError: (a ``ValueError``) for arguments that contradict each other
     """
@@ -163,7 +161,6 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
         architecture: Architecture = "dual",
         detach_value_in_aux_phase: bool = False,
         distribution_class: type[Distribution] | None = None,
-        compile_mode: str | None = None,
         n_reward_components: int | None = None,
         **kwargs: Any,
     ):
@@ -191,7 +188,6 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
         self.architecture = architecture
         self.detach_value_in_aux_phase = detach_value_in_aux_phase
         self.distribution_class = distribution_class
-        self.compile_mode = compile_mode
         self._given_action_space = action_space
         self.squash_leaves = squash_output and is_nested
         self.n_reward_components = n_reward_components
@@ -226,7 +222,6 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
             architecture=self.architecture,
             detach_value_in_aux_phase=self.detach_value_in_aux_phase,
             distribution_class=self.distribution_class,
-            compile_mode=self.compile_mode,
             n_reward_components=self.n_reward_components,
         )
         if self.squash_leaves:
@@ -261,9 +256,6 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
         for module in self.modules():
             if isinstance(module, nn.Conv2d) and not is_lazy(module.weight):
                 module.weight.data = module.weight.data.contiguous(memory_format=th.channels_last)
-        if self.compile_mode is not None:
-            for extractor in {self.pi_features_extractor, self.vf_features_extractor}:
-                extractor.compile(mode=self.compile_mode, dynamic=False)
         is_free = not self.optimizer_kwargs.keys() & {"fused", "foreach", "differentiable"}
         if self.optimizer_class is th.optim.Adam and is_free and self.device.type in ("cpu", "cuda"):
             self.optimizer.param_groups[0]["fused"] = True  # elsewhere unset: with False, torch would take its slowest kernel
@@ -455,11 +447,8 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
                 obs = obs / 255
         if self.mixed_precision == "bf16":
             with th.autocast(self.device.type, th.bfloat16):
-                features = features_extractor(obs).float()
-        else:
-            features = features_extractor(obs)
-        # With CUDA graphs, the next run of an extractor would overwrite these features
-        return features if self.compile_mode is None else features.clone()
+                return features_extractor(obs).float()
+        return features_extractor(obs)
 
     def _get_action_dist_from_latent(self, latent_pi: th.Tensor) -> Distribution:
         """

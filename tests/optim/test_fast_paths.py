@@ -11,7 +11,6 @@ from gymnasium import spaces
 from sb3_contrib.common.wrappers import ActionMasker
 from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.callbacks import BaseCallback
-from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from torch import nn
 from torch.nn import functional as F
 
@@ -136,22 +135,6 @@ def test_bfloat16_gradients_point_where_float32s_do():
     for phase in ("policy", "auxiliary"):
         cosine = F.cosine_similarity(vectors[0][phase], vectors[1][phase], dim=0)
         assert not th.equal(vectors[0][phase], vectors[1][phase]) and cosine > 0.99, f"{phase}: {cosine}"
-
-
-@pytest.mark.slow
-def test_a_compiled_network_computes_the_same(monkeypatch):
-    """By all of torch's compiler but the last step, the C++, which takes half a minute."""
-    kwargs: dict = dict(features_extractor_kwargs=dict(features_dim=8, channels=(4,), n_blocks=1))
-    compile_ = nn.Module.compile
-    monkeypatch.setattr(nn.Module, "compile", lambda self, mode, **options: compile_(self, backend="aot_eager", **options))
-    model = make({**kwargs, "compile_mode": "default"})
-    plain = make(kwargs)
-    plain.policy.load_state_dict(model.policy.state_dict())
-    obs = th.as_tensor(np.stack([model.observation_space.sample() for _ in range(4)]))
-    with th.no_grad():  # else its gradient is compiled, too
-        th.testing.assert_close(model.policy.predict_values(obs), plain.policy.predict_values(obs), rtol=1e-4, atol=1e-5)
-    assert isinstance(model.policy.features_extractor, BaseFeaturesExtractor)
-    assert model.policy.compile_mode == "default"
 
 
 @pytest.mark.parametrize("architecture", ["dual", "shared"])
