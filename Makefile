@@ -70,8 +70,9 @@ dist: $(VENV)/.installed
 	$(RUN) -m twine check --strict dist/*
 	$(RUN) -m tests.release dist/*.whl $(PYTHONS)
 
-# Runs the fast tests with the lowest declared versions and the first of these interpreters, and with the newest and the last;
-# writes the table of docs/versions.md. Half an hour, and gigabytes unless pip finds CPU builds of PyTorch
+# Runs the fast tests with the lowest declared versions and the first of these interpreters, those of constraints.txt and the
+# second, the newest and the last; writes the table of docs/versions.md. Three quarters of an hour, and gigabytes unless pip
+# finds CPU builds of PyTorch
 versions: $(VENV)/.installed
 	$(RUN) -m tests.versions $(PYTHONS)
 

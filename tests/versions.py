@@ -1,8 +1,8 @@
 """
-Run the fast tests with the lowest and the newest versions that pyproject.toml allows, each in a new environment, and write the
-table of docs/versions.md.
+Run the fast tests with the lowest versions that pyproject.toml allows, those of constraints.txt and the newest, each in a new
+environment with a Python of its own, and write the table of docs/versions.md.
 
-    python -m tests.versions python3.11 python3.13
+    python -m tests.versions python3.11 python3.12 python3.13
 """
 
 import re
@@ -16,7 +16,7 @@ from tests.helpers import ROOT
 
 PAGE = ROOT / "docs" / "versions.md"
 EXTRAS = ("zoo", "plots", "tensorboard", "export", "atari", "box2d", "mujoco", "minigrid", "minatar")
-ONLY_NEWEST = ("offline",)  # Minari needs NumPy 2
+NOT_LOWEST = ("offline",)  # Minari needs NumPy 2
 TOOLS = ("hypothesis", "ipykernel", "nbclient", "onnxruntime", "pytest")
 LIST_VERSIONS = "import sys, importlib.metadata as m; print(sys.version.split()[0], *map(m.version, sys.argv[1:]))"
 TEST_OF_THE_TABLE = "tests/test_packaging.py::test_the_page_on_versions"
@@ -53,13 +53,19 @@ def try_out(python: str, extras: tuple[str, ...], constraints: dict[str, str]) -
         return [*(version.split("+")[0] for version in versions.split()), *re.findall(r"(\d+) passed", counts)]
 
 
-def table(lowest: list[str], newest: list[str]) -> str:
-    """Return a table in Markdown with two results of ``try_out``."""
+def table(*results: list[str]) -> str:
+    """Return a table in Markdown of the results of ``try_out``."""
     names = ["Python", *(f"`{name}`" for name in lower_bounds()), "fast tests that passed"]
-    rows = [("", "lowest", "newest"), ("---",) * 3, *zip(names, lowest, newest, strict=True)]
+    rows = [("", "lowest", "constraints.txt", "newest"), ("---",) * 4, *zip(names, *results, strict=True)]
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
 if __name__ == "__main__":
-    results = try_out(sys.argv[1], EXTRAS, lower_bounds()), try_out(sys.argv[-1], EXTRAS + ONLY_NEWEST, {})
-    PAGE.write_text(re.sub(r"\|  \| lowest \| newest \|\n(\|.*\n)*", lambda _: table(*results), PAGE.read_text()))
+    lowest, middle, newest = sys.argv[1:]
+    pinned = dict(re.findall(r"^([\w.-]+)==(\S+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
+    page = table(
+        try_out(lowest, EXTRAS, lower_bounds()),
+        try_out(middle, EXTRAS + NOT_LOWEST, pinned),
+        try_out(newest, EXTRAS + NOT_LOWEST, {}),
+    )
+    PAGE.write_text(re.sub(r"\|  \| lowest \|.*\n(\|.*\n)*", lambda _: page, PAGE.read_text()))
