@@ -62,7 +62,7 @@ class Actions:
     @abstractmethod
     def parameters(self, distribution: Any) -> th.Tensor:
         """
-        Return what defines π(.|s) for each sample, as a new tensor: the distribution object is overwritten.
+        Return the parameters of π(.|s) for each sample, as a new tensor, because the distribution object is reused.
 
         :param distribution: π(.|s)
         :return: (B, P)
@@ -71,7 +71,7 @@ class Actions:
     @abstractmethod
     def kl(self, distribution: Any, first: th.Tensor, second: th.Tensor) -> th.Tensor:
         """
-        Return the exact KL divergence of two distributions, the first one's expectation, summed over action dimensions.
+        Return KL(first, second), exact, summed over action dimensions.
 
         :param distribution: one of this kind, for its structure
         :param first: parameters, (B, P)
@@ -107,7 +107,7 @@ class Actions:
 
     def prior_kl(self, distribution: Any, prior_parameters: th.Tensor) -> th.Tensor:
         """
-        Return KL(π_prior(.|s), π(.|s)), the prior's expectation, which holds the policy near a prior.
+        Return KL(π_prior(.|s), π(.|s)), the term that keeps the policy near a prior.
 
         :param distribution: π, differentiable
         :param prior_parameters: ``parameters`` of π_prior, (B, P)
@@ -184,7 +184,7 @@ class Actions:
 
 
 class ActionDistribution(Distribution):
-    """SB3's ``Distribution`` with two methods that follow from the others, to derive from."""
+    """Base class for your own distributions: SB3's ``Distribution``, with two methods that follow from the others."""
 
     def actions_from_params(self, *args: Any, deterministic: bool = False) -> th.Tensor:
         """Return samples, or the most likely actions, with SB3's arguments."""
@@ -341,7 +341,7 @@ def register(distribution_class: type[Distribution], actions_class: type[Actions
     Make an action distribution known to policies that are made later, for ``policy_kwargs=dict(distribution_class=...)``.
 
     :param distribution_class: made with the action space; its subclasses are known, too
-    :param actions_class: its kind of actions
+    :param actions_class: subclass of ``Actions`` for it
     """
     _KINDS[distribution_class] = actions_class
 
@@ -349,7 +349,7 @@ def register(distribution_class: type[Distribution], actions_class: type[Actions
 def actions_class_of(distribution_class: type[Distribution]) -> type[Actions]:
     """
     :param distribution_class: SB3's, sb3-contrib's, or one that was registered
-    :return: its kind of actions
+    :return: its subclass of ``Actions``
     :raises ArgumentError: if there is none
     """
     for known in distribution_class.__mro__:
@@ -442,7 +442,7 @@ def structure(space: spaces.Space, values: Iterator[Any]) -> Any:
 
 def by_leaf(space: spaces.Space, argument: str, given: Any) -> list[Any]:
     """
-    List what an argument of this name gives each leaf: one value, or dictionaries and sequences with the keys of the space, or
+    List the value of an argument for each leaf: it is one value, or dictionaries and sequences with the keys of the space, or
     of its upper levels, where a value counts for all leaves below it.
 
     :raises ArgumentError: if keys are missing or unknown

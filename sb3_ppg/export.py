@@ -25,8 +25,8 @@ __all__ = ["DeterministicPolicy", "to_onnx", "to_torchscript"]
 
 class DeterministicPolicy(nn.Module):
     """
-    The computation of ``model.predict(..., deterministic=True)``, with tensors in and out, on the CPU, in float32. Its weights
-    are its own: the model may train on. B is the number of environments.
+    The computation of ``model.predict(..., deterministic=True)``, with tensors in and out, on the CPU, in float32. It has a
+    copy of the weights, so the model can be trained further. B is the number of environments.
 
     ================== ================================= ==========================================================
     for                inputs, in this order             shape and type

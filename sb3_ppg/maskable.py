@@ -98,7 +98,7 @@ class MaskablePPG(PPG):
         model = MaskablePPG("MlpPolicy", env).learn(50_000)
         action, _ = model.predict(env.reset()[0], action_masks=env.action_masks())
 
-    Arguments are those of ``PPG``. Actions are Discrete, MultiDiscrete or MultiBinary, or nested, so there is no gSDE.
+    Arguments are those of ``PPG``. Action spaces are Discrete, MultiDiscrete, MultiBinary, Dict or Tuple; gSDE cannot be used.
     """
 
     policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {

@@ -64,8 +64,8 @@ WRITTEN = ("stdout", "log", "json", "csv", "tensorboard")  # SB3's names of all 
 
 class PhasicAlgorithm(OnPolicyAlgorithm):
     """
-    Base class of ``PPG``: all that Stable-Baselines3 asks of an algorithm, and hooks for memory and masks. ``PPG`` documents
-    the arguments, and adds Algorithm 1 of the paper.
+    Base class of ``PPG``: everything that Stable-Baselines3 expects of an algorithm, and hooks for memory and masks. ``PPG``
+    documents the arguments, and adds Algorithm 1 of the paper.
     """
 
     policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {
@@ -502,12 +502,13 @@ class PhasicAlgorithm(OnPolicyAlgorithm):
         Start from recorded data: clone its behavior with the losses, loop and optimizer of the auxiliary phase, and fit both
         value heads to its discounted returns. If an episode was cut off, its return is bootstrapped with the value function.
         Call ``learn`` afterwards to continue training. ``VecNormalize`` gets the statistics of the data, unless this model has
-        already been trained with its own.
+        already been trained with other statistics.
 
         :param dataset: recorded data, see ``sb3_ppg.offline.load_dataset``
-        :param agent: an SB3 model without memory to imitate on the data's observations, which its own ``VecNormalize``
-            normalizes, instead of the data's actions. One like PPO, whose action distribution must be of the same kind: with
-            KL(π_agent, π). Any other, such as SAC: with its deterministic actions, without fitting ``log_std``
+        :param agent: an SB3 model without memory to imitate on the data's observations, instead of the data's actions. Its own
+            ``VecNormalize`` normalizes the observations for it. If it has an action distribution, as PPO does, this must be of
+            this model's kind, and KL(π_agent, π) is minimized. From other agents, such as SAC, the deterministic actions are
+            cloned, and ``log_std`` is not fitted
         :param n_epochs: number of passes over the data
         :param batch_size: minibatch size, in samples
         :param fit_std: whether to also fit the standard deviation of Box actions; data without exploration drives it to zero
@@ -525,8 +526,8 @@ class PhasicAlgorithm(OnPolicyAlgorithm):
         """
         Set the pretrained agent that the policy stays near.
 
-        :param agent: see the argument ``prior``. "self": this model's own policy as it is now; None: no prior
-        :param coef: the argument ``prior_coef``. None: the present one
+        :param agent: see the argument ``prior`` of ``PPG``. "self": this model's own policy as it is now; None: no prior
+        :param coef: new value of ``prior_coef``. None: keep the current one
         :raises ArgumentError: if the agent or the coefficient cannot work
         """
         self.prior = None if agent is None else Prior(self if agent == SELF else agent, self)
@@ -703,8 +704,8 @@ class PhasicAlgorithm(OnPolicyAlgorithm):
 
     def save_aux_buffer(self, path: str | Path) -> None:
         """
-        Save the training state that is not in the model's file, so that ``load_aux_buffer`` can resume exactly: the rollouts
-        of the phase, ``VecNormalize``'s statistics, and the states of Python's, NumPy's and torch's global random generators.
+        Save the training state that is not in the model's file, so that a run can be resumed exactly: the rollouts of the
+        current phase, ``VecNormalize``'s statistics, and the states of Python's, NumPy's and torch's global random generators.
 
         Call it together with ``save``, outside a rollout; ``PhasicCheckpointCallback`` does both. After an error, a previous
         file is left unchanged.

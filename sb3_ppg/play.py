@@ -36,8 +36,8 @@ class Player:
     :param model: an algorithm of this package, of SB3 or sb3-contrib
     :param epsilon: probability of a sample where ``deterministic`` actions are asked for
     :param temperature: T > 0: samples are drawn from π(a|s)^(1/T), normalized (before actions are squashed); T < 1 favors
-        likely actions. For a Dict or Tuple action space also a temperature for each of its parts. For algorithms of this
-        package
+        likely actions. For a Dict or Tuple action space also a temperature for each of its parts. Only algorithms of this
+        package take it
     :raises ArgumentError: for numbers out of range, or a temperature for another algorithm
     """
 

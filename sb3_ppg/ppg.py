@@ -88,30 +88,30 @@ class PPG(PhasicAlgorithm):
         for it
     :param aux_batch_size: The largest minibatch of the auxiliary phase, in samples. A multiple of ``n_steps``: minibatches of
         whole sequences (a sequence is one environment's part of one rollout), spread evenly over the minibatches. Less than
-        ``n_steps``, for policies without memory: minibatches of single samples (those of DNA always are). None: a sixteenth of
-        a rollout, as in the paper (with memory, of a phase), but at least ``batch_size``; with memory, and from ``n_steps``
-        on, rounded up to whole sequences
+        ``n_steps``, for policies without memory: minibatches of single samples (which DNA always uses). None: a sixteenth of
+        the samples of a rollout, as in the paper, or with memory of a phase, but at least ``batch_size``; rounded up to whole
+        sequences if this is at least ``n_steps``, or with memory
     :param beta_clone: β_clone, the weight of the KL term of the auxiliary phase
     :param kl_coef: Weight of the KL penalty 1/2 (log π - log π_old)², which replaces clipping in the paper's KL variant
     :param normalize_value_targets: Whether value heads predict in value units, and both phases measure value errors in them.
         The unit is the standard deviation of the value targets, averaged over about ``n_policy_iterations`` rollouts, and at
         least 1, as in Pop-Art (https://arxiv.org/abs/1602.07714). The effect of β_clone, ``vf_coef`` and ``max_grad_norm``
         then does not depend on the scale of the rewards; without value units, the paper's losses ruin the policy with raw
-        rewards such as CartPole's. "running": the unit is that of the targets of all rollouts so far, as in DI-engine's value
-        normalization. False: the paper's losses, which are made for normalized rewards. It has no effect without an auxiliary
-        phase
+        rewards such as CartPole's. "running": the standard deviation is that of the targets of all rollouts so far, as in
+        DI-engine's value normalization. False: the paper's losses, which are made for normalized rewards. The argument has no
+        effect without an auxiliary phase
     :param recompute_advantages: Whether to recompute advantages and value targets with the current value function before each
-        epoch on a rollout except the first, as in PPOxFamily's course. The policy that clipping refers to does not change, nor
-        do the values that were added to rewards at time limits
+        epoch on a rollout except the first, as in the PPO x Family course. The policy that clipping refers to does not change,
+        nor do the values that were added to rewards at time limits
     :param replay_kwargs: Which rollouts the epochs of the policy phase use, and how often, see ``RolloutReplay``.
         ``dict(policy_rollouts=4)``: the last four. Advantages and value targets of older rollouts are recomputed before an
         update; ``objective="decoupled"``, or "ewma", corrects for their age. None: only the latest rollout
     :param micro_batch_size: The largest number of samples in one forward pass. Gradients of a larger minibatch are accumulated
         over several passes: the optimizer step is the same, and needs less memory. "auto": a size that is fast, see
         ``fitting_micro_batch_size``. None: whole minibatches
-    :param compile_updates: Whether torch compiles the optimizer steps of both phases, which takes half a minute or more the
-        first time on a machine, and makes training of small networks about twice as fast; docs/guides/speed.md says what is
-        not compiled. "auto": only if the run is long enough to gain from it
+    :param compile_updates: Whether torch compiles the optimizer steps of both phases. This takes about half a minute the first
+        time on a machine, and makes training of small networks about twice as fast; docs/guides/speed.md says what is not
+        compiled. "auto": only if the run is long enough to gain from it
     :param mixed_precision: "bf16": the features extractor computes in bfloat16; weights, heads, losses and optimizers stay
         float32. It is faster on hardware that multiplies bfloat16 (AVX-512 BF16, AMX, GPUs). None: float32
     :param objective: The losses that the epochs minimize: "ppg", the paper's; "decoupled", "ewma", "dcpg", "ddcpg", "daac",
@@ -121,16 +121,17 @@ class PPG(PhasicAlgorithm):
         ``dict(storage="mmap", path=folder)`` keeps the observations of a phase on disk, see ``AuxBuffer``
     :param allow_nonfinite_observations: Whether the features extractor can handle observations that are NaN or infinite, such
         as padding. False: they end the run with an error that names the environment and the step
-    :param ignore_terminations: For environments that report their time limit as a termination: the step of an episode at
-        which an end is a time limit, and is bootstrapped with γ V(last observation). True: every end is one, like DI-engine's
-        ``ignore_done``, which is wrong if episodes can end with a failure or at a goal. False: trust the environment
+    :param ignore_terminations: For environments that report their time limit as a termination: the step of the limit. An
+        episode that ends at this step is bootstrapped with γ V(last observation). True: every end is bootstrapped, as with
+        DI-engine's ``ignore_done``, which is wrong if episodes can end with a failure or at a goal. False: trust the
+        environment
     :param reward_weights: A weight for each component of vector rewards, as in MO-Gymnasium. Both value heads then have one
         value per component, and the weights combine the advantages; ``gamma`` and ``gae_lambda`` may be lists. "observation":
         the weights are the entry "weights" of the observations, see ``DrawnWeights``, so that one policy is trained for all
         weights. None: rewards are scalar
     :param prior: A pretrained agent that the policy stays near, for fine-tuning: a model of this package, of SB3 or of
         sb3-contrib with the same spaces and kind of action distribution. A copy of its policy is kept, with the statistics of
-        its ``VecNormalize``; the policy in training does not start from it, see docs/guides/fine_tuning.md. "self": this
+        its ``VecNormalize``; its weights are not copied into this model, see docs/guides/fine_tuning.md. "self": this
         model's own policy when ``warm_start`` ends or, without that, when training begins. None: no prior
     :param prior_coef: Weight of E[KL(π_prior, π)] in the loss of the policy phase, as in VPT
         (https://arxiv.org/abs/2206.11795); it can be a function of the current progress remaining. For a Dict or Tuple action

@@ -30,8 +30,8 @@ AT_ONCE = 256  # observations in a forward pass that trains nothing: BCQ, as an 
 
 class Prior:
     """
-    A frozen copy of an agent's policy, which sees observations as the agent's own ``VecNormalize`` gave them, with the
-    statistics that it has now. LSTMs have states of their own, which begin at zero with each episode.
+    A frozen copy of an agent's policy, with the current statistics of the agent's own ``VecNormalize``, which normalizes the
+    observations for it. LSTMs have states of their own, which begin at zero with each episode.
 
     :param agent: a model of this package, or of SB3 or sb3-contrib with the same kind of action distribution, such as PPO
     :param model: model in training

@@ -47,9 +47,9 @@ class RecurrentPPG(PPG):
         ``RecurrentPhasicActorCriticPolicy``
     :param env: The environment to learn from (if registered in Gym, can be str)
     :param recompute_states: Whether the auxiliary phase recomputes the LSTM states at the beginning of each sequence, by
-        running the rollouts of the phase through the current network in order, from the states stored with the first. After
-        the phase it runs them once more, and episodes continue with the resulting states. False: use the states of the
-        networks that collected the rollouts, up to ``n_policy_iterations`` updates ago
+        running the rollouts of the phase through the current network in order, from the states stored with the first rollout.
+        After the phase, it runs the rollouts once more, and episodes continue with the resulting states. False: use the states
+        of the networks that collected the rollouts, up to ``n_policy_iterations`` updates ago
     :param micro_batch_size: as in ``PPG``, in whole sequences, at least one
     :raises ArgumentError: (a ``ValueError``) if arguments cannot work, alone or together
     """

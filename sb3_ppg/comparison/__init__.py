@@ -30,9 +30,9 @@ def compare(
     """
     Train algorithms in an environment, each with several seeds, and say which one is better in steps and in seconds.
 
-    First the speed of all is measured alternately. Then each training has a process of its own, so the script needs no
-    ``if __name__ == "__main__"``. Written are ``compare.png``, ``compare.md`` and, as trainings end, ``compare.csv`` and
-    ``compare_curves.csv``: the same call again carries out what is missing.
+    First, the speeds of all algorithms are measured in turns. Then each training runs in a process of its own; the script
+    needs no ``if __name__ == "__main__"``. The results are written to ``compare.png`` and ``compare.md``, and, as trainings
+    end, to ``compare.csv`` and ``compare_curves.csv``, so calling it again carries out only the trainings that are missing.
 
     Example::
 
@@ -44,18 +44,18 @@ def compare(
         contestants = {"PPG": (PPG, dict(small, n_policy_iterations=4)), "PPO": (PPO, small)}
         print(compare("CartPole-v1", contestants, 600, n_seeds=1).verdict())
 
-    :param env: ID, class or function that makes an environment, or a ``VecEnv`` with its wrappers
-    :param contestants: by name, an algorithm and its arguments; ``policy`` is "MlpPolicy" unless they have another. The first
-        one is compared with each of the others
-    :param n_timesteps: steps of a training
-    :param seconds: seconds of a training, in place of steps, of which each algorithm takes as many as its speed allows
-    :param n_seeds: trainings of each algorithm; with fewer than four there are no intervals
+    :param env: ID of an environment, or class or function that makes one, or that makes a ``VecEnv`` with its wrappers
+    :param contestants: algorithms by name, each a class or a pair of a class and its arguments, among which ``policy`` is
+        "MlpPolicy" by default. The first contestant is compared with each of the others
+    :param n_timesteps: number of steps of each training
+    :param seconds: duration of each training, instead of ``n_timesteps``: an algorithm takes as many steps as fit at its speed
+    :param n_seeds: number of trainings of each algorithm; with fewer than four there are no intervals
     :param n_envs: number of environments, unless ``env`` makes a ``VecEnv``
     :param n_jobs: number of trainings at the same time
-    :param n_threads: number of torch's threads in each
-    :param n_eval_episodes: deterministic episodes after each training
-    :param target: return to which steps and seconds are counted; None: the lowest mean return at the end
-    :param folder: where to write
+    :param n_threads: number of PyTorch's threads in each training
+    :param n_eval_episodes: number of deterministic episodes after each training
+    :param target: return up to which the table counts steps and seconds. None: the lowest of the mean returns at the end
+    :param folder: folder for the results
     :return: rows, curves, speed, and ``verdict()``
     :raises ArgumentError: if the arguments cannot work
     """

@@ -64,11 +64,11 @@ class Comparison(NamedTuple):
     The trainings of contestants in one environment. The first contestant is compared with each of the others.
 
     :param title: name of the environment
-    :param rows: a row for each training: contestant, seed, and "mean", the return of its episodes of evaluation
+    :param rows: a row for each training: contestant, seed, and "mean", the mean return of the episodes after the training
     :param curves: points of learning curves: contestant, seed, steps, return
-    :param speed: by contestant, the seconds that "compiling" takes, and the "seconds" of a million steps
+    :param speed: a row for each contestant: the seconds that "compiling" takes, and the "seconds" of a million steps
     :param settings: hyperparameters, by contestant
-    :param target: a return; None: the lowest of the mean returns at the end
+    :param target: return up to which the page counts steps and seconds. None: the lowest of the mean returns at the end
     """
 
     title: str
@@ -90,7 +90,7 @@ class Comparison(NamedTuple):
         return min(self.curves_of(name, view).index[-1] for name in self.settings)
 
     def returns(self, view: str) -> dict[str, np.ndarray]:
-        """Return each contestant's returns at the end of that view, (n_seeds, 1)."""
+        """Return each contestant's returns at the last steps or seconds that all contestants reach, (n_seeds, 1)."""
         found = {}
         for name in self.settings:
             own = self.curves_of(name, view)
@@ -114,7 +114,7 @@ class Comparison(NamedTuple):
     # ---- the sentence ----
 
     def verdict(self) -> str:
-        """Return what the trainings say of the first contestant and each of the others."""
+        """Return a sentence that says whether the first contestant is ahead of each of the others."""
         first, *others = self.settings
         n_seeds = self.n_seeds()
         if n_seeds >= MIN_SEEDS:
@@ -143,7 +143,7 @@ class Comparison(NamedTuple):
     # ---- the page and the picture ----
 
     def page(self) -> str:
-        """Return the page."""
+        """Return the page ``compare.md``: verdict, table and hyperparameters, in Markdown."""
         first, n_seeds = next(iter(self.settings)), self.n_seeds()
         kind = "interquartile mean" if n_seeds >= MIN_SEEDS else "mean"
         means = {view: interquartile_means(self.returns(view)) for view in VIEWS}
@@ -166,14 +166,14 @@ class Comparison(NamedTuple):
             table(head, lines),
             "Returns are means of the latest 20 episodes of training. In parentheses: 95 % stratified bootstrap intervals "
             f"(rliable), from {MIN_SEEDS} seeds on; two contestants are told apart if the interval of P, the probability that "
-            "a training is better, is without 0.5 and the exact Mann-Whitney test agrees at 5 %. The evaluation is the mean "
+            "a training is better, is without 0.5 and the Mann-Whitney test agrees at 5 %. The evaluation is the mean "
             "return of episodes after training. Seconds are steps divided by a speed that was measured alternately, before "
             f"the trainings, and those of compiling. {' and '.join(self.rows['machine'].unique())}.",
             f"```yaml\n{yaml.safe_dump({name: dict(one) for name, one in self.settings.items()}, sort_keys=False)}```",
         )
 
     def picture(self) -> Figure:
-        """Draw returns against steps and against seconds: means and intervals; diamonds for the evaluations."""
+        """Draw mean returns and their intervals against steps and against seconds; diamonds are evaluations."""
         figure = Figure(figsize=(10, 4.5), dpi=110, layout="constrained")
         for axes, (view, label) in zip(figure.subplots(1, 2, sharey=True), VIEWS.items(), strict=True):
             for number, (name, color) in enumerate(zip(self.settings, COLORS * len(self.settings), strict=False), 1):

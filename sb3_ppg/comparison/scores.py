@@ -62,12 +62,12 @@ def improvements(scores: Scores, baseline: np.ndarray, min_seeds: int = MIN_SEED
 
 def is_told_apart(estimate: Estimate, own: np.ndarray, other: np.ndarray) -> bool:
     """
-    Return whether runs of two contestants are different, which two things must say: the interval of the probability of
-    improvement, and the exact test of Mann and Whitney at 5 %. With four to seven seeds of equals, that interval alone is
-    without 1/2 in 8 or 9 of 100 comparisons.
+    Return whether runs of two contestants are different, on which two criteria must agree: the interval of the probability of
+    improvement excludes 1/2, and the test of Mann and Whitney is significant at 5 %. If equal contestants have four to seven
+    seeds, the interval alone excludes 1/2 in 8 or 9 of 100 comparisons.
 
     :param own: scores of one contestant's runs
-    :param other: those of the other
+    :param other: scores of the other contestant's runs
     """
     is_apart = estimate.low > 0.5 or estimate.high < 0.5  # False if there is no interval
     return is_apart and bool(mannwhitneyu(own, other).pvalue < 0.05)

@@ -1,4 +1,4 @@
-"""``check``: play an environment, and report what training in it would meet without saying so."""
+"""``check``: play an environment, and report faults that spoil training without an error."""
 
 import copy
 import io
@@ -52,12 +52,12 @@ GAMMA, SMALL, LARGE = 0.99, 0.01, 100.0  # of discounted returns, and their stan
 
 class Finding(NamedTuple):
     """
-    One kind of thing that was seen.
+    One fault of an environment, or one piece of advice.
 
     :param kind: its name
-    :param level: "error": training would fail, or learn from wrong data; "warning": it would learn less, or not repeat;
-        "advice"
-    :param seen: what was seen, the first time
+    :param level: "error": training would fail, or learn from wrong data; "warning": it would learn less, or not be
+        reproducible; "advice": no fault
+    :param seen: what was seen when it first occurred
     :param remedy: what to do about it
     """
 
@@ -73,8 +73,8 @@ class EnvironmentReport(NamedTuple):
 
     :param name: ID or class of the environment
     :param findings: findings, the most severe first
-    :param ends: numbers of episodes that ended "terminated", "truncated", with "both" flags, or "unflagged", by a ``VecEnv``
-        that does not say which
+    :param ends: numbers of episodes by the way they ended: "terminated", "truncated", "both" (flags), or "unflagged" (in a
+        ``VecEnv`` that does not say which)
     """
 
     name: str
@@ -89,10 +89,10 @@ class EnvironmentReport(NamedTuple):
 
 def check(env: Any, seconds: float = 3.0) -> EnvironmentReport:
     """
-    Play an environment with random actions, and report what SB3's ``check_env`` does not look at: observations outside their
-    space, arrays that are written again, seeds that do not repeat, time limits that are reported as terminations, lost last
-    observations, rewards of unusual kind or scale, replaced spaces and warning filters; then which policy, rollouts and
-    algorithm suit. The checkers of SB3 and Gymnasium are called, too.
+    Play an environment with random actions, and report faults that SB3's ``check_env`` does not look for: observations outside
+    their space, observations that are overwritten later, seeds that do not repeat, time limits that are reported as
+    terminations, lost last observations, rewards of unusual kind or scale, replaced spaces and warning filters. Then recommend
+    a policy, rollouts and an algorithm. The checkers of SB3 and Gymnasium are called, too.
 
     Example::
 
@@ -102,11 +102,12 @@ def check(env: Any, seconds: float = 3.0) -> EnvironmentReport:
         print(report)
         assert not [one for one in report.findings if one.level == "error"]
 
-    :param env: environment, ID or callable that makes one (of which two are made, and compared), ``VecEnv``, or vector
-        environment of Gymnasium, of whose environments the first one is looked at. What is given is left within an episode
-    :param seconds: time to play; all checks take about twice as long
+    :param env: an ID or a callable that makes an environment, of which two are made and compared; or an environment, a
+        ``VecEnv``, or a vector environment of Gymnasium. Only the first one of several environments is checked. An environment
+        that you pass is not reset at the end, so reset it before you use it
+    :param seconds: seconds of play; all checks together take about twice as long
     :return: findings with remedies
-    :raises ArgumentError: if this is no environment
+    :raises ArgumentError: if ``env`` is not an environment
     """
     make = (lambda: gym.make(env)) if isinstance(env, str) else env
     make = make if callable(make) and not isinstance(make, (gym.Env, VecEnv, gym.vector.VectorEnv)) else None

@@ -58,10 +58,10 @@ def save_pretrained(model: PPG, folder: str | Path, custom_objects: Mapping[str,
     :param model: model to write
     :param folder: made if it does not exist; ``model.json`` and ``model.safetensors`` are written there, and replace earlier
         ones when they are complete
-    :param custom_objects: objects that are not plain data, such as a features extractor of yours, by name; readers must give
-        the same
-    :raises ModelFormatError: if another part of the model is not plain data, or beyond what readers accept
-    :raises ArgumentError: if its environments are in several ``VecNormalize``
+    :param custom_objects: objects that are not plain data, such as a features extractor of yours, by name; whoever loads the
+        model must pass the same
+    :raises ModelFormatError: if another part of the model is not plain data, or exceeds the limits of ``from_pretrained``
+    :raises ArgumentError: if the model's environment has several ``VecNormalize``
     :raises OSError: if the files cannot be written; earlier ones are left as they were
     """
     custom = custom_objects or {}
@@ -109,13 +109,13 @@ def from_pretrained(
     Read a model that ``save_pretrained`` has written. Nothing in its files is imported, evaluated or unpickled.
 
     :param folder: folder of the files. Links are refused, except those of the Hub's client
-    :param env: an environment to predict for or to continue training in, or its name. If the model was trained in
-        ``VecNormalize`` and this is not in one, it is put into one with the saved statistics: step ``model.get_env()``.
-        If it is in one, that one's statistics are kept
+    :param env: an environment to play or to continue training in, or its ID. If the model was trained with ``VecNormalize``
+        and ``env`` has none, it is wrapped in one with the saved statistics: step ``model.get_env()``. If ``env`` has a
+        ``VecNormalize``, its statistics are kept
     :param device: device of the model
     :param custom_objects: objects that are not plain data, by the names that the author gave
     :return: the model
-    :raises ModelFormatError: if the files are damaged, unknown to this version, or need an object that was not given
+    :raises ModelFormatError: if the files are damaged, not supported by this version, or need an object that was not passed
     """
     with generators_kept():  # vectorized environments draw seeds
         venv: Any = make_vec_env(env) if isinstance(env, str) else env
@@ -138,14 +138,14 @@ def load_vec_normalize(
     folder: str | Path, venv: VecEnv | None = None, *, custom_objects: Mapping[str, Any] | None = None
 ) -> VecNormalize:
     """
-    Load the normalization in which a model was trained, for what ``from_pretrained`` cannot do: put it inside other wrappers,
-    or use ``normalize_obs()`` alone.
+    Load the ``VecNormalize`` with which a model was trained, for uses that ``from_pretrained`` does not cover: to put it
+    inside other wrappers, or to call ``normalize_obs()`` alone.
 
     :param folder: folder of the model's files
-    :param venv: environments to normalize. None: some that have spaces, but cannot be stepped
+    :param venv: environments to normalize. None: placeholders that have spaces, but cannot be stepped
     :param custom_objects: see ``from_pretrained``
-    :return: these environments, with the saved statistics
-    :raises ModelFormatError: if the files are damaged, the model was trained without, or the observations differ
+    :return: the environments in a ``VecNormalize`` with the saved statistics
+    :raises ModelFormatError: if the files are damaged, the model was trained without normalization, or the observations differ
     """
     saved = read_model(Path(folder), custom_objects=custom_objects)[1]
     if saved is None:

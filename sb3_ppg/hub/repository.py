@@ -57,13 +57,13 @@ def push(
     :param repo_id: "user/name"
     :param private: whether a new repository is private
     :param revision: branch to commit to. None: the main branch
-    :param token: token for the Hub. None: the one of ``hf auth login``
+    :param token: token for the Hub. None: the token that ``hf auth login`` stored
     :param commit_message: message of the commit, which has all files
     :param content: ``env_id``, ``evaluation``, ``files``, ``usage`` and ``custom_objects``, see ``write_repository``
     :return: address of the commit
     :raises ArgumentError: if further files have names that cannot work
     :raises ModelFormatError: if a part of the model is not plain data
-    :raises HubError: if the Hub does not take the commit; then its files are as before
+    :raises HubError: if the Hub does not take the commit; the repository's files are then unchanged
     """
     with tempfile.TemporaryDirectory() as folder:
         write_repository(model, folder, repo_id, **content)
@@ -100,11 +100,11 @@ def write_repository(
     :param model: model to share
     :param folder: made if it does not exist
     :param repo_id: "user/name" of the repository, for the card
-    :param env_id: environment, for the card. None: the one of the model, if it has one
+    :param env_id: ID of the environment, for the card. None: the model's environment, if it has one
     :param evaluation: evaluation of the model, for the card
-    :param files: paths of further files by their names there. The card shows "replay.mp4" and "learning_curve.png"
-    :param usage: the card's text about loading, in Markdown. None: with ``hub.load``
-    :param custom_objects: objects that are not plain data, by name; readers must give the same
+    :param files: paths of further files, by their names in the folder. The card shows "replay.mp4" and "learning_curve.png"
+    :param usage: the card's text about loading, in Markdown. None: a text about ``hub.load``
+    :param custom_objects: objects that are not plain data, by name; whoever loads the model must pass the same
     :raises ArgumentError: if further files have names that cannot work
     :raises ModelFormatError: if a part of the model is not plain data
     """
@@ -139,7 +139,7 @@ def load(
     :param env: see ``from_pretrained``
     :param device: device of the model
     :param revision: branch, tag or commit. None: the latest commit of the main branch
-    :param token: token for the Hub, for private repositories. None: the one of ``hf auth login``
+    :param token: token for the Hub, for private repositories. None: the token that ``hf auth login`` stored
     :param custom_objects: see ``from_pretrained``
     :return: the model
     :raises ModelFormatError: see ``from_pretrained``
@@ -156,7 +156,7 @@ def download(repo_id: str, names: list[str], revision: str | None = None, token:
     :param repo_id: "user/name"
     :param names: names of the files; missing ones are left out
     :param revision: branch, tag or commit. None: the latest commit of the main branch
-    :param token: token for the Hub. None: the one of ``hf auth login``
+    :param token: token for the Hub. None: the token that ``hf auth login`` stored
     :return: a folder of the client's cache with the files, all of one commit
     :raises HubError: if there is no such repository or revision, or it cannot be reached
     """

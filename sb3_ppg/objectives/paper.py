@@ -52,9 +52,9 @@ MAX_WEIGHT = 1e6
 
 class Objective(nn.Module):
     """
-    The losses that the epochs of both phases minimize, and the networks and data that they need. Those of the paper: L^clip,
-    entropy bonus and L^value in the policy phase, L^joint and L^value in the auxiliary phase. To write an objective, derive
-    from this class and override what differs.
+    The losses that the epochs of both phases minimize, and the networks and data that they need. This class has the paper's
+    losses: L^clip, entropy bonus and L^value in the policy phase, L^joint and L^value in the auxiliary phase. To write an
+    objective, derive from this class and override what differs.
 
     An objective uses policies, their inputs and batches, but no algorithm: observations, memory and masks are in ``inputs``,
     which it passes on to the policy's ``evaluate``. Its own networks are attributes, as in every ``nn.Module``: the policy's

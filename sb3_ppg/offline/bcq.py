@@ -24,7 +24,7 @@ from sb3_ppg.offline.policies import BCQPolicy, CnnPolicy, MlpPolicy, MultiInput
 
 class BCQ(OffPolicyAlgorithm):
     """
-    Batch-Constrained deep Q-learning (BCQ): learns from recorded data, with actions that the data's policy may take.
+    Batch-Constrained deep Q-learning (BCQ): learns from recorded data, and takes only actions that are likely in the data.
 
     Papers: https://arxiv.org/abs/1812.02900 (Box), https://arxiv.org/abs/1910.01708 (Discrete).
 
@@ -32,8 +32,8 @@ class BCQ(OffPolicyAlgorithm):
     most ``phi``, and two critics learn soft clipped targets over sampled actions. Discrete actions: Double DQN among the
     actions whose probability in the data is at least ``threshold`` times that of the likeliest.
 
-    A timestep is a gradient step. Learning takes only the spaces from the environment, and does not step it; callbacks can
-    evaluate in it. ``VecNormalize`` takes the data's statistics, see ``set_dataset``.
+    One timestep is one gradient step. Learning uses only the spaces of the environment, and does not step it; callbacks can
+    evaluate in it. ``VecNormalize`` gets the statistics of the data, see ``set_dataset``.
 
     Example::
 
@@ -54,16 +54,15 @@ class BCQ(OffPolicyAlgorithm):
     :param replay_buffer_class: Replay buffer class that holds the data. If ``None``, it will be automatically selected
     :param replay_buffer_kwargs: Keyword arguments to pass to the replay buffer; ``dict(handle_timeout_termination=False)``
         treats time limits, and all other truncations, as terminations
-    :param n_steps: Number of steps of the targets' returns
+    :param n_steps: n of the n-step returns in the targets
     :param policy_kwargs: Additional arguments to be passed to the policy on creation, see ``BCQPolicy``
     :param tensorboard_log: The log location for tensorboard (if None, no logging)
     :param verbose: Verbosity level: 0 for no output, 1 for info messages, 2 for debug messages
     :param seed: Seed for the pseudo random generators
     :param device: Device (cpu, cuda, ...) on which the code should be run
     :param _init_setup_model: Whether or not to build the network at the creation of the instance
-    :param dataset: Data that ``load_dataset`` accepts. None: ``set_dataset`` gives it later; a loaded model can play
-        without data
-    :param phi: Φ, how far an action may be moved, where the action space is [-1, 1] (Box)
+    :param dataset: Data that ``load_dataset`` accepts. None: call ``set_dataset`` before ``learn``; playing needs no data
+    :param phi: Φ, the largest change of an action by the perturbation network, with actions scaled to [-1, 1] (Box)
     :param lmbda: λ, the weight of the lowest critic in targets; the highest one has weight 1 - λ (Box)
     :param n_train_samples: Number of actions among which targets take the best (Box)
     :param n_play_samples: Number of actions among which ``predict`` takes the best (Box)
@@ -158,11 +157,11 @@ class BCQ(OffPolicyAlgorithm):
 
     def set_dataset(self, dataset: Any) -> None:
         """
-        Set the data to learn from. Its statistics replace those of ``VecNormalize``, except ones that the networks have been
-        trained with: a model that is loaded with its ``VecNormalize`` acts as before on new data.
+        Set the data to learn from. ``VecNormalize`` gets the statistics of the data, unless the networks have already been
+        trained with other statistics, which are then kept.
 
         :param dataset: data that ``load_dataset`` accepts
-        :raises ArgumentError: if it is damaged, or not from such an environment
+        :raises ArgumentError: if the data is damaged, or cannot come from the model's environment
         """
         data = load_dataset(dataset).fitted_to(self.observation_space, self.action_space)
         is_dict = isinstance(self.observation_space, spaces.Dict)

@@ -42,7 +42,7 @@ class Dataset:
     :param actions: (N, ...), as the environment takes them
     :param rewards: (N,), before ``VecNormalize``
     :param next_observations: (N, ...)
-    :param terminations: whether the next observation ends the episode, so that nothing can follow, (N,)
+    :param terminations: whether the episode ends with the next observation, whose value is then zero, (N,)
     :param truncations: whether recording stopped there for another reason, such as a time limit, (N,)
     :param source: name of the data's source, for error messages
     :raises ArgumentError: if there are no transitions, or the arrays differ in length
@@ -104,10 +104,10 @@ class Dataset:
 
     def returns(self, gamma: float, last_values: np.ndarray) -> np.ndarray:
         """
-        Return the discounted return after each transition's observation.
+        Return the discounted return that follows each transition's observation.
 
         :param gamma: discount factor
-        :param last_values: V of the next observations at ``ends``, which counts where they do not terminate, (len(ends),)
+        :param last_values: V of the next observations at ``ends``; not used where the episode terminated, (len(ends),)
         :return: (N,), in the units of the rewards
         """
         returns = self.rewards.astype(np.float64)
@@ -118,7 +118,7 @@ class Dataset:
 
     def fitted_to(self, observation_space: spaces.Space, action_space: spaces.Space) -> "Dataset":
         """
-        Check that an environment with these spaces can have given the data, and convert it to their types.
+        Check that the data can come from an environment with these spaces, and convert it to their types.
 
         :param observation_space: observation space of the model, where images are channel first, as SB3 has them
         :param action_space: action space of the environment
@@ -292,8 +292,9 @@ def record(
     Let an agent act, and record what happens.
 
     :param agent: a model of SB3
-    :param env: environments, which are reset. The data is from before a ``VecNormalize``, whose statistics do not change. It
-        must be the outermost wrapper, or change nothing
+    :param env: environments, which are reset. Observations and rewards are recorded as they are before ``VecNormalize``, whose
+        statistics do not change. It must be the outermost wrapper, or have ``norm_obs``, ``norm_reward`` and
+        ``training`` turned off
     :param n_steps: number of steps of all environments together
     :param deterministic: whether the agent takes its most likely actions
     :param noise: exploration noise. Box: the standard deviation of Gaussian noise, with the action space scaled to [-1, 1];
@@ -370,7 +371,7 @@ def save_as_minari(
     :param name: new name, such as "pendulum/half-trained-v0"
     :param observation_space: observation space of the environment
     :param action_space: action space of the environment
-    :param env_id: ID of the environment, whose description is stored unless a function makes it
+    :param env_id: ID of the environment, whose specification is stored, unless its entry point is a function
     :param algorithm: name of the algorithm that acted
     :raises ArgumentError: if Minari does not accept the name, or has such a data set
     """

@@ -34,7 +34,7 @@ def td_targets(rewards: th.Tensor, dones: th.Tensor, discounts: th.Tensor | floa
 
 def vae_loss(reconstructed: th.Tensor, actions: th.Tensor, mean: th.Tensor, std: th.Tensor) -> dict[str, th.Tensor]:
     """
-    The two terms of the generative model's loss, G(a|s), which the authors' code adds up with weights of 1 and 1/2:
+    The two terms of the loss of the generative model G(a|s), which the authors' code adds up with weights of 1 and 1/2:
 
     .. code-block:: none
 

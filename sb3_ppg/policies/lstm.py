@@ -115,9 +115,9 @@ class RecurrentPhasicActorCriticPolicy(PhasicActorCriticPolicy, RecurrentActorCr
     "shared"     the policy's LSTM                 goes through
     ============ ================================= =====================================================
 
-    In the auxiliary phase, "detached" lets it through unless ``detach_value_in_aux_phase`` is set. The layers of ``net_arch``
-    come after the LSTM, and policy and value function have their own. Arguments that are not listed here are those of
-    ``PhasicActorCriticPolicy``.
+    In the auxiliary phase, "detached" lets this gradient through unless ``detach_value_in_aux_phase`` is set. The layers of
+    ``net_arch`` come after the LSTM, and policy and value function have their own. Arguments that are not listed here are
+    those of ``PhasicActorCriticPolicy``.
 
     :param observation_space: Observation space
     :param action_space: Action space

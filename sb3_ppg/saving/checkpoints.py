@@ -53,23 +53,23 @@ class PhasicCheckpointCallback(PhasicCallback):
         model.load_aux_buffer(aux_buffer_path(checkpoint))
         model.learn(20_000 - model.num_timesteps, reset_num_timesteps=False)
 
-    Both files take their places when both are complete, the model's last, so a model's file means a complete checkpoint. A
-    state with a number that is NaN or infinite is not written, and the checkpoint before it stays. The same holds after an
-    error in the middle of an iteration, except for errors that ``learn`` names, such as a worker that has died.
+    Both files appear only when both are complete, the model's last, so where there is a model's file, the checkpoint is
+    complete. If a number in the state is NaN or infinite, no checkpoint is written, and the previous one stays. After an error
+    in the middle of an iteration, none is written either, unless the error is a ``NonFiniteError`` or a ``WorkerError``.
 
     Several processes each write a file with their own part of the state ("...aux_buffer.0_of_2.npz" and so on) in one folder;
     then the first process writes the model.
 
-    With this callback, SIGTERM, with which schedulers of clusters announce the end, ends ``learn`` with ``SystemExit`` when
-    the current iteration is over and its checkpoint is saved.
+    With this callback, SIGTERM, which schedulers of clusters send before they kill a job, ends ``learn`` with ``SystemExit``
+    when the current iteration is over and its checkpoint is saved.
 
     :param save_freq: iterations between two checkpoints
     :param save_path: the folder; made if it is not there
     :param name_prefix: beginning of the files' names
-    :param keep: number of checkpoints of this run to keep, the latest; None: all. A run that goes on from a checkpoint is the
-        same run; files of other runs in the folder are left alone
-    :param keep_buffers: number of these that also keep the rollouts of their phase, which are large; None: all. The statistics
-        of ``VecNormalize`` are kept with every checkpoint
+    :param keep: number of the latest checkpoints of this run that are kept; None: all. A run that resumes from a checkpoint
+        counts as the same run; files of other runs in the folder are left alone
+    :param keep_buffers: number of the latest checkpoints that also keep the rollouts of their phase, which are large; None:
+        all. The statistics of ``VecNormalize`` are kept with every checkpoint
     :param verbose: 2: print a line when a checkpoint is saved
     :raises ArgumentError: for numbers that cannot work; when ``learn`` begins, if another callback would call this one
     """
@@ -191,8 +191,8 @@ def latest_checkpoint(save_path: str | Path, name_prefix: str = "ppg_model") -> 
     """
     :param save_path: folder of a ``PhasicCheckpointCallback``
     :param name_prefix: the callback's ``name_prefix``
-    :return: the model's file of the complete checkpoint that was written last, according to the time in the file, which copies
-        keep, or else to the time of modification. Damaged checkpoints are passed over, with a warning
+    :return: the model's file of the complete checkpoint that was written last, according to the time that is stored in the
+        file, or else to its time of modification. Damaged checkpoints are skipped, with a warning
     :raises FileNotFoundError: if there is none
     """
     for _, path, _ in reversed(_checkpoints(Path(save_path), name_prefix)):
