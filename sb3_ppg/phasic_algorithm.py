@@ -604,7 +604,7 @@ class PhasicAlgorithm(OnPolicyAlgorithm):
         **context: Any,
     ) -> tuple[np.ndarray, tuple[np.ndarray, ...] | None]:
         """
-        Choose actions, like SB3's ``predict``.
+        Choose actions, like SB3's ``predict``, but with gSDE each sample has noise of its own, not that of the last rollout.
 
         :param epsilon: probability of sampling an action instead of taking the most likely one, for each environment, see
             ``Player``
