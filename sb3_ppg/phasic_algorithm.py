@@ -2,6 +2,7 @@
 
 import copy
 import importlib
+import inspect
 import io
 import math
 import time
@@ -26,7 +27,7 @@ from stable_baselines3.common.utils import FloatSchedule, obs_as_tensor
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_ppg.actions import NESTED, flat_space
-from sb3_ppg.arguments import arguments_explained, check_value, made_from, warn_of_missing_gpu
+from sb3_ppg.arguments import ATTRIBUTES, arguments_explained, check_value, made_from, warn_of_missing_gpu
 from sb3_ppg.arrays import parameters_of
 from sb3_ppg.buffers.aux_buffer import AuxBuffer, AuxiliaryBatch
 from sb3_ppg.buffers.replay import Rollout, RolloutReplay, full_like
@@ -664,10 +665,13 @@ class PhasicAlgorithm(OnPolicyAlgorithm):
         :raises FileNotFoundError: if there is no file
         :raises ModelFormatError: if the file is damaged, or of another class or a newer version
         :raises ArgumentError: if arguments cannot work, or if ``objective`` has other parameters than the file
+        :raises TypeError: for a name that is neither an argument nor an attribute in the file
         """
         if "objective" in kwargs:
-            kwargs["objective_class"] = find_objective(kwargs.pop("objective"))
-        with checked_model_file(path, cls) as file, nullcontext() if "seed" in kwargs else generators_kept():
+            kwargs["objective"] = find_objective(kwargs["objective"])
+        kwargs = {ATTRIBUTES.get(name, name): value for name, value in kwargs.items()}
+        given = kwargs.keys() - inspect.signature(super().load).parameters.keys()
+        with checked_model_file(path, cls, given) as file, nullcontext() if "seed" in kwargs else generators_kept():
             try:
                 model = super().load(file, *args, **kwargs)
             except ValueError as error:

@@ -12,13 +12,14 @@ import shutil
 import time
 import uuid
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
 from stable_baselines3.common.save_util import open_path
 
+from sb3_ppg.arguments import argument_names, refuse_unknown
 from sb3_ppg.errors import ModelFormatError, raised_as, warn
 from sb3_ppg.protocols import PhasicModel
 
@@ -106,12 +107,15 @@ def mark_class(model: PhasicModel) -> None:
 
 
 @contextmanager
-def checked_model_file(path: str | Path | io.BufferedIOBase, cls: type) -> Iterator[io.BufferedIOBase]:
+def checked_model_file(
+    path: str | Path | io.BufferedIOBase, cls: type, given: Collection[str] = ()
+) -> Iterator[io.BufferedIOBase]:
     """
     Open a model's file (".zip" may be left out) for a class, and check all of it without unpickling anything. SB3's ``load``
     then reads what was checked, even if another file takes its place meanwhile.
 
     :raises ModelFormatError: if the file is damaged, another class's or a newer version's
+    :raises TypeError: if a given name is neither an argument of the class nor an attribute in the file
     """
     with nullcontext(path) if isinstance(path, io.BufferedIOBase) else open_path(path, "r", suffix="zip") as file:
         path = getattr(file, "name", path)
@@ -133,6 +137,7 @@ def checked_model_file(path: str | Path | io.BufferedIOBase, cls: type) -> Itera
             raise ModelFormatError(
                 f"{path} is another class's file: it was saved by {writer}, not by {cls.__name__}; use {writer}.load"
             )
+        refuse_unknown(f"{cls.__name__}.load", {*given} - {*argument_names(cls), *attributes}, argument_names(cls))
         yield file
 
 
