@@ -12,7 +12,7 @@ import shutil
 import time
 import uuid
 import zipfile
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
@@ -107,15 +107,13 @@ def mark_class(model: PhasicModel) -> None:
 
 
 @contextmanager
-def checked_model_file(
-    path: str | Path | io.BufferedIOBase, cls: type, given: Collection[str] = ()
-) -> Iterator[io.BufferedIOBase]:
+def checked_model_file(path: str | Path | io.BufferedIOBase, cls: type, given: Any = ()) -> Iterator[io.BufferedIOBase]:
     """
     Open a model's file (".zip" may be left out) for a class, and check all of it without unpickling anything. SB3's ``load``
     then reads what was checked, even if another file takes its place meanwhile.
 
     :raises ModelFormatError: if the file is damaged, another class's or a newer version's
-    :raises TypeError: if a given name is neither an argument of the class nor an attribute in the file
+    :raises TypeError: if one of the given names is neither an argument of the class nor an attribute in the file
     """
     with nullcontext(path) if isinstance(path, io.BufferedIOBase) else open_path(path, "r", suffix="zip") as file:
         path = getattr(file, "name", path)
