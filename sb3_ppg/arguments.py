@@ -2,7 +2,7 @@
 
 import inspect
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import wraps
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -182,23 +182,18 @@ def check_values(**values: Any) -> None:
 
 def arguments_explained(function: Function) -> Function:
     """Make a method suggest the nearest name for an unknown argument, and name the extra that an environment needs."""
-    known, name = inspect.signature(function).parameters, function.__name__
-    of_method = "" if name == "__init__" else f".{name}"
+    known = inspect.signature(function).parameters
 
     @wraps(function)
     def explaining(self: PhasicModel, *args: Any, **kwargs: Any) -> Any:
-        refuse_unknown(f"{type(self).__name__}{of_method}", kwargs.keys() - known.keys(), argument_names(type(self), name))
+        for name in kwargs.keys() - known.keys():
+            there = (argument for argument in argument_names(type(self), function.__name__) if not argument.startswith("_"))
+            of_method = "" if function.__name__ == "__init__" else f".{function.__name__}"
+            raise TypeError(f"{type(self).__name__}{of_method} has no argument `{name}`{nearest(name, there)}")
         with missing_extras_named():
             return function(self, *args, **kwargs)
 
     return cast(Function, explaining)
-
-
-def refuse_unknown(owner: str, unknown: Iterable[str], there: Iterable[str]) -> None:
-    """Raise a ``TypeError`` with the nearest of the arguments that are there, unless there is no unknown one."""
-    for name in unknown:
-        public = (argument for argument in there if not argument.startswith("_"))
-        raise TypeError(f"{owner} has no argument `{name}`{nearest(name, public)}")
 
 
 def argument_names(cls: type, method: str = "__init__") -> list[str]:
