@@ -19,8 +19,8 @@ from typing import Any
 
 from stable_baselines3.common.save_util import open_path
 
-from sb3_ppg.arguments import argument_names, refuse_unknown
-from sb3_ppg.errors import ModelFormatError, raised_as, warn
+from sb3_ppg.arguments import argument_names
+from sb3_ppg.errors import ModelFormatError, nearest, raised_as, warn
 from sb3_ppg.protocols import PhasicModel
 
 FORMAT_VERSION = 1  # of models
@@ -135,7 +135,8 @@ def checked_model_file(path: str | Path | io.BufferedIOBase, cls: type, given: A
             raise ModelFormatError(
                 f"{path} is another class's file: it was saved by {writer}, not by {cls.__name__}; use {writer}.load"
             )
-        refuse_unknown(f"{cls.__name__}.load", {*given} - {*argument_names(cls), *attributes}, argument_names(cls))
+        for name in {*given} - {*argument_names(cls), *attributes}:
+            raise TypeError(f"{cls.__name__}.load has no argument `{name}`{nearest(name, argument_names(cls))}")
         yield file
 
 
