@@ -1,7 +1,6 @@
 """The base class of PPG: constructor, training loop, hooks and files, as Stable-Baselines3 has them."""
 
 import copy
-import importlib
 import inspect
 import io
 import math
@@ -11,6 +10,7 @@ from contextlib import nullcontext
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
+from unittest.mock import patch
 
 import numpy as np
 import torch as th
@@ -42,7 +42,7 @@ from sb3_ppg.errors import ArgumentError
 from sb3_ppg.objectives import Coefficients, Objective, find_objective, make_objective, objective_name
 from sb3_ppg.offline.warm_start import fit_to_data
 from sb3_ppg.optim.compiled import CompiledTraining
-from sb3_ppg.optim.diagnostics import record_all
+from sb3_ppg.optim.diagnostics import logger_of_run, record_all
 from sb3_ppg.optim.micro_batches import fitting_micro_batch_size
 from sb3_ppg.play import Player
 from sb3_ppg.policies import CnnPolicy, MixedPrecision, MlpPolicy, MultiInputPolicy, PhasicActorCriticPolicy
@@ -549,10 +549,11 @@ class PhasicAlgorithm(OnPolicyAlgorithm):
             if not self._custom_logger:
                 self._logger, self._custom_logger = Logger(folder=None, output_formats=[]), True
         assert self.env is not None
-        if self.tensorboard_log is not None:
-            importlib.import_module("tensorboard")  # SB3's own error does not say which module is missing
         with agreed(), statistics_protected(normalizers(self.env)):
-            started = super()._setup_learn(total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar)
+            if not self._custom_logger:
+                self._logger = logger_of_run(self, tb_log_name, reset_num_timesteps)
+            with patch.object(self, "_custom_logger", True):  # so that SB3 makes no other
+                started = super()._setup_learn(total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar)
             if not self.allow_nonfinite_observations:
                 check_first_observations(self.env, self._last_obs)
         return started

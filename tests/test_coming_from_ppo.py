@@ -105,7 +105,7 @@ def test_the_actions_of_a_loaded_vec_normalize_are_those_of_its_environments(tmp
     model = make(VecNormalize.load(tmp_path / "statistics.pkl", random_envs()))
     other = VecNormalize.load(tmp_path / "statistics.pkl", random_envs(VECTOR, spaces.Discrete(5)))
     for use in (make, model.set_env, lambda env: make(VecFrameStack(env, 2))):
-        with pytest.raises(ArgumentError, match=r"of its file, Discrete\(3\), instead of Discrete\(5\): set its"):
+        with pytest.raises(ArgumentError, match=r"of its file, Discrete\(3\), not Discrete\(5\): set its"):
             use(other)
     other.action_space = other.venv.action_space  # as the message says
     assert make(other).learn(64).policy.action_net.out_features == 5

@@ -48,7 +48,7 @@ def check_environment(env: Any) -> None:
         raise ArgumentError(f"`env`={env!r} cannot work: {remedy}")
     for one in normalizers(env):
         if one.venv is not None and one.action_space != one.venv.action_space:
-            kept = f"VecNormalize.load has kept the actions of its file, {one.action_space}, instead of {one.venv.action_space}"
+            kept = f"VecNormalize.load has kept the actions of its file, {one.action_space}, not {one.venv.action_space}"
             raise ArgumentError(f"`env` cannot work: {kept}: set its `action_space` to that of its `venv`, before you wrap it")
     space: Any = getattr(env, "single_observation_space", getattr(env, "observation_space", None))
     parts = space.values() if isinstance(space, spaces.Dict) else [space]
