@@ -288,11 +288,8 @@ class GaussianActions(Actions):
         return kl.sum(dim=1)
 
     def tempered(self, distribution: Any, temperature: float) -> Any:
-        tempered, gaussian, scale = copy.copy(distribution), distribution.distribution, math.sqrt(temperature)
-        tempered.distribution = th.distributions.Normal(gaussian.mean, scale * gaussian.stddev)
-        if isinstance(distribution, StateDependentNoiseDistribution):  # samples are the mean and noise that was drawn before
-            tempered.exploration_mat = scale * distribution.exploration_mat
-            tempered.exploration_matrices = scale * distribution.exploration_matrices
+        tempered, gaussian = copy.copy(distribution), distribution.distribution
+        tempered.distribution = th.distributions.Normal(gaussian.mean, math.sqrt(temperature) * gaussian.stddev)
         return tempered
 
 

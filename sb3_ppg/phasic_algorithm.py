@@ -1,7 +1,7 @@
 """The base class of PPG: constructor, training loop, hooks and files, as Stable-Baselines3 has them."""
 
 import copy
-import importlib
+import inspect
 import io
 import math
 import time
@@ -10,6 +10,7 @@ from contextlib import nullcontext
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
+from unittest.mock import patch
 
 import numpy as np
 import torch as th
@@ -26,7 +27,7 @@ from stable_baselines3.common.utils import FloatSchedule, obs_as_tensor
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_ppg.actions import NESTED, flat_space
-from sb3_ppg.arguments import arguments_explained, check_value, made_from, warn_of_missing_gpu
+from sb3_ppg.arguments import ATTRIBUTES, arguments_explained, check_value, made_from, warn_of_missing_gpu
 from sb3_ppg.arrays import parameters_of
 from sb3_ppg.buffers.aux_buffer import AuxBuffer, AuxiliaryBatch
 from sb3_ppg.buffers.replay import Rollout, RolloutReplay, full_like
@@ -41,7 +42,7 @@ from sb3_ppg.errors import ArgumentError
 from sb3_ppg.objectives import Coefficients, Objective, find_objective, make_objective, objective_name
 from sb3_ppg.offline.warm_start import fit_to_data
 from sb3_ppg.optim.compiled import CompiledTraining
-from sb3_ppg.optim.diagnostics import record_all
+from sb3_ppg.optim.diagnostics import logger_of_run, record_all
 from sb3_ppg.optim.micro_batches import fitting_micro_batch_size
 from sb3_ppg.play import Player
 from sb3_ppg.policies import CnnPolicy, MixedPrecision, MlpPolicy, MultiInputPolicy, PhasicActorCriticPolicy
@@ -549,10 +550,11 @@ class PhasicAlgorithm(OnPolicyAlgorithm):
             if not self._custom_logger:
                 self._logger, self._custom_logger = Logger(folder=None, output_formats=[]), True
         assert self.env is not None
-        if self.tensorboard_log is not None:
-            importlib.import_module("tensorboard")  # SB3's own error does not say which module is missing
         with agreed(), statistics_protected(normalizers(self.env)):
-            started = super()._setup_learn(total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar)
+            if not self._custom_logger:
+                self._logger = logger_of_run(self, tb_log_name, reset_num_timesteps)
+            with patch.object(self, "_custom_logger", True):  # so that SB3 makes no other
+                started = super()._setup_learn(total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar)
             if not self.allow_nonfinite_observations:
                 check_first_observations(self.env, self._last_obs)
         return started
@@ -605,7 +607,7 @@ class PhasicAlgorithm(OnPolicyAlgorithm):
         **context: Any,
     ) -> tuple[np.ndarray, tuple[np.ndarray, ...] | None]:
         """
-        Choose actions, like SB3's ``predict``.
+        Choose actions, like SB3's ``predict``, but with gSDE each sample has noise of its own, not that of the last rollout.
 
         :param epsilon: probability of sampling an action instead of taking the most likely one, for each environment, see
             ``Player``
@@ -665,10 +667,13 @@ class PhasicAlgorithm(OnPolicyAlgorithm):
         :raises FileNotFoundError: if there is no file
         :raises ModelFormatError: if the file is damaged, or of another class or a newer version
         :raises ArgumentError: if arguments cannot work, or if ``objective`` has other parameters than the file
+        :raises TypeError: for a name that is neither an argument nor an attribute in the file
         """
         if "objective" in kwargs:
-            kwargs["objective_class"] = find_objective(kwargs.pop("objective"))
-        with checked_model_file(path, cls) as file, nullcontext() if "seed" in kwargs else generators_kept():
+            kwargs["objective"] = find_objective(kwargs["objective"])
+        kwargs = {ATTRIBUTES.get(name, name): value for name, value in kwargs.items()}
+        given = kwargs.keys() - inspect.signature(super().load).parameters.keys()
+        with checked_model_file(path, cls, given) as file, nullcontext() if "seed" in kwargs else generators_kept():
             try:
                 model = super().load(file, *args, **kwargs)
             except ValueError as error:

@@ -22,8 +22,7 @@ class Player:
     A model whose ``predict`` samples an action, instead of taking the most likely one, with a probability ε, as in ALF's
     evaluations. It has all attributes of the model, and can replace it, as in SB3's ``evaluate_policy``.
 
-    Whether to sample is drawn for each environment and step from torch's generator, which ``set_random_seed`` seeds. With
-    gSDE, a sample is the most likely action plus the current noise.
+    Whether to sample is drawn for each environment and step from torch's generator, which ``set_random_seed`` seeds.
 
     Example::
 

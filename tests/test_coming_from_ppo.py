@@ -16,7 +16,7 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, FlattenExtractor
 from stable_baselines3.common.utils import obs_as_tensor
-from stable_baselines3.common.vec_env import VecEnvWrapper, VecNormalize
+from stable_baselines3.common.vec_env import VecEnvWrapper, VecFrameStack, VecNormalize
 
 from sb3_ppg import PPG, ArgumentError, MaskablePPG, MlpPolicy, PhasicCallback, PhasicCheckpointCallback, RecurrentPPG
 from sb3_ppg.buffers.rollouts import RolloutEnd
@@ -97,6 +97,18 @@ def test_a_model_that_was_pickled_with_vec_normalize_asks_for_its_environment():
         model.learn(32)
     model.set_env(env)
     assert model.learn(32).num_timesteps == 32
+
+
+def test_the_actions_of_a_loaded_vec_normalize_are_those_of_its_environments(tmp_path):
+    """Its ``load`` takes them from the file, so that a policy would never try the other actions."""
+    VecNormalize(random_envs()).save(tmp_path / "statistics.pkl")
+    model = make(VecNormalize.load(tmp_path / "statistics.pkl", random_envs()))
+    other = VecNormalize.load(tmp_path / "statistics.pkl", random_envs(VECTOR, spaces.Discrete(5)))
+    for use in (make, model.set_env, lambda env: make(VecFrameStack(env, 2))):
+        with pytest.raises(ArgumentError, match=r"of its file, Discrete\(3\), not Discrete\(5\): set its"):
+            use(other)
+    other.action_space = other.venv.action_space  # as the message says
+    assert make(other).learn(64).policy.action_net.out_features == 5
 
 
 def test_a_callback_may_set_another_environment_but_not_in_the_middle_of_a_rollout():

@@ -133,6 +133,17 @@ def test_an_argument_that_there_is_not_names_the_nearest():
         MaskablePPG("MlpPolicy", "CartPole-v1", **SMALL).learn(16, masking=False)
 
 
+def test_load_refuses_unknown_names_and_takes_arguments_and_attributes(tmp_path):
+    """SB3's would take all; and those that a model keeps under another name had no effect."""
+    PPG("MlpPolicy", "CartPole-v1", **SMALL).save(tmp_path / "model")
+    with pytest.raises(TypeError, match=r"^PPG\.load has no argument `batchsize`; nearest: .*\bbatch_size\b"):
+        PPG.load(tmp_path / "model", batchsize=4)
+    of_load = dict(env=gymnasium.make("CartPole-v1"), custom_objects={}, print_system_info=False, force_reset=True)
+    given = dict(batch_size=4, stats_window_size=5, seed=3, tensorboard_log=None, _n_rollouts=7)
+    model = PPG.load(tmp_path / "model", device="cpu", **of_load, **given).learn(8)
+    assert (model.batch_size, model.ep_info_buffer.maxlen, model.seed, model._n_rollouts) == (4, 5, 3, 8)
+
+
 OBSERVATION = np.zeros(3, np.float32)
 
 

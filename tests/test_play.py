@@ -8,7 +8,6 @@ from sb3_contrib import MaskablePPO, RecurrentPPO
 from sb3_contrib.common.maskable.evaluation import evaluate_policy as evaluate_under_masks
 from stable_baselines3 import PPO
 from stable_baselines3.common.callbacks import EvalCallback
-from stable_baselines3.common.distributions import StateDependentNoiseDistribution
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.utils import set_random_seed
@@ -134,9 +133,26 @@ def test_log_odds_are_divided_by_the_temperature(kind):
             th.testing.assert_close(first - second, (before[0] - before[1]) / temperature, rtol=1e-4, atol=1e-4)
             assert all(th.equal(distribution.log_prob(one), was) for one, was in zip(actions, before, strict=True))
             assert th.equal(tempered.mode(), distribution.mode())
-            if isinstance(distribution, StateDependentNoiseDistribution):
-                noise, plain_noise = (one.sample() - one.mode() for one in (tempered, distribution))
-                th.testing.assert_close(noise, temperature**0.5 * plain_noise)
+
+
+@pytest.mark.parametrize("is_squashed", [False, True])
+@pytest.mark.parametrize("cls, policy", [(PPG, "MlpPolicy"), (RecurrentPPG, "MlpLstmPolicy")])
+def test_with_gsde_each_sample_has_noise_of_its_own_and_a_rollout_keeps_its_noise(cls, policy, is_squashed):
+    """Samples have the mean and the standard deviation of π(a|s), also where there are as many as in a rollout's step."""
+    kwargs = dict(log_std_init=-3.0, squash_output=is_squashed)
+    model = cls(policy, random_envs(VECTOR, BOX), use_sde=True, **SMALL, policy_kwargs=kwargs).learn(16)
+    observations, starts, before = np.ones((20_000, 3), np.float32), np.ones(20_000), model.policy.action_dist.exploration_mat
+    distribution = model.policy.evaluate(th.ones(1, 3), reads=("distribution",)).distribution.distribution
+    mean, std = (getattr(distribution, name)[0].detach().numpy() for name in ("mean", "stddev"))
+    for temperature in (1.0, 0.25):
+        actions, _ = model.predict(observations, episode_start=starts, temperature=temperature)
+        actions = model.policy.actions.from_environments(actions)
+        actions = np.arctanh(actions) if is_squashed else actions
+        np.testing.assert_allclose(actions.mean(axis=0), mean, atol=0.05 * std.min())
+        np.testing.assert_allclose(actions.std(axis=0), temperature**0.5 * std, rtol=0.03)
+    two = [model.predict(observations[:2], episode_start=starts[:2])[0] for _ in range(2)]
+    assert len(np.unique(np.concatenate(two), axis=0)) == 4
+    assert model.policy.action_dist.exploration_mat is before
 
 
 def test_what_cannot_work_is_refused():

@@ -42,9 +42,6 @@ class DecoupledObjective(Objective):
         super().__init__(policy, value_clip=value_clip)
         check_value("importance_limit", importance_limit, number(1, MAX_WEIGHT))
         self.importance_limit = importance_limit
-        if policy.use_sde:
-            with th.no_grad():
-                policy.reset_noise()  # noise with a graph could not be copied
         self.proximal = AveragedModel(policy)
         self.proximal.requires_grad_(False).eval()
         del self.proximal.module.optimizer  # the copy is not trained

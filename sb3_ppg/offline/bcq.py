@@ -11,7 +11,7 @@ from stable_baselines3.common.buffers import DictReplayBuffer, NStepReplayBuffer
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Schedule
-from stable_baselines3.common.utils import configure_logger, polyak_update
+from stable_baselines3.common.utils import polyak_update
 
 from sb3_ppg.arguments import arguments_explained, check_arguments, require, warn_of_missing_gpu
 from sb3_ppg.arrays import map_arrays
@@ -20,6 +20,7 @@ from sb3_ppg.errors import ArgumentError, NonFiniteLossError
 from sb3_ppg.offline import losses
 from sb3_ppg.offline.data import fit_normalizers, load_dataset
 from sb3_ppg.offline.policies import BCQPolicy, CnnPolicy, MlpPolicy, MultiInputPolicy
+from sb3_ppg.optim.diagnostics import logger_of_run
 
 
 class BCQ(OffPolicyAlgorithm):
@@ -222,7 +223,7 @@ class BCQ(OffPolicyAlgorithm):
         total_timesteps += self.num_timesteps
         self._total_timesteps, self._num_timesteps_at_start = total_timesteps, self.num_timesteps
         if not self._custom_logger:
-            self._logger = configure_logger(self.verbose, self.tensorboard_log, tb_log_name, reset_num_timesteps)
+            self._logger = logger_of_run(self, tb_log_name, reset_num_timesteps)
         callback = self._init_callback(callback, progress_bar)
         callback.on_training_start(locals(), globals())
         while self.num_timesteps < total_timesteps:

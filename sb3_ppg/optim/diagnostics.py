@@ -1,12 +1,16 @@
 """Summaries of both phases for the log, in addition to the losses, over all processes."""
 
+import importlib
 import math
+import os
 from collections.abc import Iterable
 from itertools import repeat
 from typing import Any
 
 import numpy as np
 import torch as th
+from stable_baselines3.common.logger import Logger, configure
+from stable_baselines3.common.utils import configure_logger
 
 from sb3_ppg import losses
 from sb3_ppg.actions import NestedActions, leaves, unvalidated_distributions
@@ -20,6 +24,22 @@ from sb3_ppg.protocols import PhasicModel
 
 # The number of samples, about, on which the outcome of an auxiliary phase, and the leaves of nested actions, are evaluated
 EVALUATED_SAMPLES = 4096
+
+
+def logger_of_run(model: Any, name: str, is_new: bool) -> Logger:
+    """
+    Make SB3's logger for a run. One that is not new continues in the TensorBoard folder that the model has under this name, or
+    gets a new one; SB3 takes the newest, which may be another run's.
+    """
+    folder, log = vars(model).get("_log_folder", ""), model.tensorboard_log
+    if log is None:
+        return configure_logger(model.verbose)
+    importlib.import_module("tensorboard")  # SB3's own error does not say which module is missing
+    if not is_new and folder.rpartition("_")[0] == os.path.join(log, name):
+        return configure(folder, ["stdout", "tensorboard"] if model.verbose >= 1 else ["tensorboard"])
+    logger = configure_logger(model.verbose, log, name)
+    model._log_folder = logger.dir
+    return logger
 
 
 def record_all(model: PhasicModel, group: str, values: dict[str, float]) -> None:

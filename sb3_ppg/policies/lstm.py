@@ -288,7 +288,11 @@ class RecurrentPhasicActorCriticPolicy(PhasicActorCriticPolicy, RecurrentActorCr
         """
         return super().predict_values(obs, RNNStates(lstm_states, lstm_states), episode_starts)
 
-    _predict = RecurrentActorCriticPolicy._predict  # type: ignore[assignment]
+    def _predict(  # type: ignore[override]
+        self, observation: PyTorchObs, lstm_states: Any, episode_starts: th.Tensor, deterministic: bool = False
+    ) -> tuple[th.Tensor, tuple[th.Tensor, ...]]:
+        distribution, states = self.get_distribution(observation, lstm_states, episode_starts)
+        return self._chosen(distribution, deterministic), states
 
     def predict(  # type: ignore[override]
         self,

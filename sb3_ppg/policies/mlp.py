@@ -575,7 +575,14 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
         return map_arrays(tensor, parts, observation), any(of_several)
 
     def _predict(self, observation: PyTorchObs, deterministic: bool = False, **context: Any) -> th.Tensor:
-        return self.get_distribution(observation, **context).get_actions(deterministic=deterministic)
+        return self._chosen(self.get_distribution(observation, **context), deterministic)
+
+    def _chosen(self, distribution: Distribution, deterministic: bool) -> th.Tensor:
+        """Return the most likely actions or samples, which with gSDE have noise of their own instead of a rollout's."""
+        if deterministic or not isinstance(distribution, StateDependentNoiseDistribution):
+            return distribution.get_actions(deterministic=deterministic)
+        actions = distribution.distribution.sample()
+        return actions if distribution.bijector is None else distribution.bijector.forward(actions)
 
     def predict(
         self,

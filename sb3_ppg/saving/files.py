@@ -19,7 +19,8 @@ from typing import Any
 
 from stable_baselines3.common.save_util import open_path
 
-from sb3_ppg.errors import ModelFormatError, raised_as, warn
+from sb3_ppg.arguments import argument_names
+from sb3_ppg.errors import ModelFormatError, nearest, raised_as, warn
 from sb3_ppg.protocols import PhasicModel
 
 FORMAT_VERSION = 1  # of models
@@ -106,12 +107,13 @@ def mark_class(model: PhasicModel) -> None:
 
 
 @contextmanager
-def checked_model_file(path: str | Path | io.BufferedIOBase, cls: type) -> Iterator[io.BufferedIOBase]:
+def checked_model_file(path: str | Path | io.BufferedIOBase, cls: type, given: Any = ()) -> Iterator[io.BufferedIOBase]:
     """
     Open a model's file (".zip" may be left out) for a class, and check all of it without unpickling anything. SB3's ``load``
     then reads what was checked, even if another file takes its place meanwhile.
 
     :raises ModelFormatError: if the file is damaged, another class's or a newer version's
+    :raises TypeError: if one of the given names is neither an argument of the class nor an attribute in the file
     """
     with nullcontext(path) if isinstance(path, io.BufferedIOBase) else open_path(path, "r", suffix="zip") as file:
         path = getattr(file, "name", path)
@@ -133,6 +135,8 @@ def checked_model_file(path: str | Path | io.BufferedIOBase, cls: type) -> Itera
             raise ModelFormatError(
                 f"{path} is another class's file: it was saved by {writer}, not by {cls.__name__}; use {writer}.load"
             )
+        for name in {*given} - {*argument_names(cls), *attributes}:
+            raise TypeError(f"{cls.__name__}.load has no argument `{name}`{nearest(name, argument_names(cls))}")
         yield file
 
 

@@ -39,13 +39,17 @@ def check_policy_class(policy: Any, algorithm: type[PhasicModel]) -> None:
 
 def check_environment(env: Any) -> None:
     """
-    Refuse what is no environment, and observations that rollouts cannot hold.
+    Refuse what is no environment, actions that are not the environment's, and observations that rollouts cannot hold.
 
     :raises NotImplementedError: for such observations, as in SB3
     """
     if isinstance(env, (list, tuple)) or (callable(env) and not isinstance(env, gym.Env)):
         remedy = "give an environment, not what makes it: `env=Env()`, or `env=make_vec_env(Env, n_envs=8)` for several"
         raise ArgumentError(f"`env`={env!r} cannot work: {remedy}")
+    for one in normalizers(env):
+        if one.venv is not None and one.action_space != one.venv.action_space:
+            kept = f"VecNormalize.load has kept the actions of its file, {one.action_space}, not {one.venv.action_space}"
+            raise ArgumentError(f"`env` cannot work: {kept}: set its `action_space` to that of its `venv`, before you wrap it")
     space: Any = getattr(env, "single_observation_space", getattr(env, "observation_space", None))
     parts = space.values() if isinstance(space, spaces.Dict) else [space]
     if any(isinstance(part, COMPOSED) for part in parts):

@@ -4,6 +4,7 @@ import copy
 import math
 from dataclasses import replace
 from operator import itemgetter
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -283,6 +284,13 @@ def test_callbacks_logs_and_progress_bar(tmp_path):
     for name in ("critic_loss", "actor_loss", "reconstruction_loss", "latent_kl", "q_value"):
         assert log[f"train/{name}"].count() == 3  # after 4, 8 and 10 steps
     assert model.learn(100, callback=lambda local, _: local["self"].num_timesteps < 10).num_timesteps == 10
+
+
+def test_a_run_that_continues_logs_to_its_own_tensorboard_folder(tmp_path):
+    pytest.importorskip("tensorboard")
+    first, second = (make(tensorboard_log=str(tmp_path)) for _ in range(2))
+    found = [model.learn(2, reset_num_timesteps=is_new).logger.dir for is_new in (True, False) for model in (first, second)]
+    assert [Path(one).name for one in found] == ["BCQ_1", "BCQ_2"] * 2
 
 
 def test_a_loss_that_is_not_finite_is_named():

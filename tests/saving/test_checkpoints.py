@@ -42,6 +42,23 @@ def test_checkpoints_are_saved_between_iterations_and_at_the_end(tmp_path):
         latest_checkpoint(tmp_path / "a", "other")
 
 
+def test_a_run_that_continues_logs_to_its_own_tensorboard_folder(tmp_path):
+    """SB3 takes the newest one of the name. Under a name that a model has not used, it gets a new folder."""
+    pytest.importorskip("tensorboard")
+
+    def folder(model: PPG, name: str = "Mine", is_new: bool = False) -> str:
+        model.learn(8, log_interval=1, tb_log_name=name, reset_num_timesteps=is_new)
+        return str(Path(model.logger.dir).relative_to(tmp_path))
+
+    first, second, third = (small(tensorboard_log=str(tmp_path)) for _ in range(3))
+    assert [folder(model, is_new=True) for model in (first, second)] == ["Mine_1", "Mine_2"]
+    first.save(tmp_path / "model")
+    loaded = PPG.load(tmp_path / "model", env=first.get_env(), device="cpu")
+    assert [folder(model) for model in (first, loaded, third)] == ["Mine_1", "Mine_1", "Mine_3"]
+    assert [folder(loaded, "Other"), folder(loaded, is_new=True)] == ["Other_1", "Mine_4"]
+    assert len([*(tmp_path / "Mine_1").iterdir()]) == 3 and len([*(tmp_path / "Mine_2").iterdir()]) == 1
+
+
 def normalized():
     return VecNormalize(make_vec_env("CartPole-v1", 2, seed=0))
 
