@@ -201,6 +201,8 @@ def _read(
         model.seed = seed
         vars(model).update(msgspec.structs.asdict(description.counters))
         load_arrays(model, arrays)
+        if model.use_sde:
+            model.policy.reset_noise()  # on the right device, as SB3 does
         _check_outputs(model)
     return model, normalizer
 
