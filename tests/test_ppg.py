@@ -53,14 +53,15 @@ LOGGED = ("policy_gradient_loss", "entropy_loss", "value_loss", "approx_kl", "cl
         ("MlpPolicy", "CartPole-v1", "dual", dict(target_kl=0.001)),
         ("MlpPolicy", "Pendulum-v1", "dual", dict(use_sde=True)),
         ("MlpPolicy", "Pendulum-v1", "dual", dict(use_sde=True, sde_sample_freq=0)),  # never within a rollout, either
-        ("CnnPolicy", lambda: RandomEnv(image_space(36, 36, 1), spaces.Discrete(6)), "shared", dict()),
+        # At 1e-3, the policy moves so far that processors' different rounding shows
+        ("CnnPolicy", lambda: RandomEnv(image_space(36, 36, 1), spaces.Discrete(6)), "shared", dict(learning_rate=1e-4)),
     ],
     ids=["clip_range_vf", "target_kl", "gSDE", "gSDE 0", "shared CNN"],
 )
 def test_without_auxiliary_epochs_it_is_ppo(policy, env, architecture, kwargs):
-    ppo = PPO(policy, make_vec_env(env, 2), **COMMON, **kwargs)
+    ppo = PPO(policy, make_vec_env(env, 2), **(COMMON | kwargs))
     own = dict(n_aux_epochs=0, policy_kwargs=dict(architecture=architecture))
-    ours = PPG(policy, make_vec_env(env, 2), **own, **COMMON, **kwargs)
+    ours = PPG(policy, make_vec_env(env, 2), **own, **(COMMON | kwargs))
     assert_trains_like(ours, ppo, 3 * 32 * 2)
     assert ours.n_aux_phases == len(ours.aux_buffer) == 0
     assert not any(name.startswith("aux/") for name in ours.logger.name_to_value)
