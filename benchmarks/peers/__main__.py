@@ -30,7 +30,6 @@ from sb3_ppg.comparison.runs import Outcome
 
 SCRIPTS, VENVS, N_SEEDS = Path(__file__).parent, Path("logs/benchmarks/peers").absolute(), 5
 TASKS = {"CartPole-v1": 100_000, "Acrobot-v1": 100_000, "Pendulum-v1": 100_000, "LunarLander-v3": 300_000}  # steps
-CARTPOLE = {"CartPole-v1": 100_000}
 CONTESTANTS: dict[str, tuple[str, dict[str, int]]] = {  # script with options, steps in each task
     "PPG": ("our_ppg.py", TASKS),
     "PPG, 8 environments, minibatches of 256": ("our_ppg.py --n_envs 8 --batch_size 256", TASKS),
@@ -39,8 +38,8 @@ CONTESTANTS: dict[str, tuple[str, dict[str, int]]] = {  # script with options, s
     "SBX's PPO": ("sbx_ppo.py", TASKS),
     "XuanCe's PPG": ("xuance_ppg.py", TASKS),
     "XuanCe's PPG, its 300,000 steps": ("xuance_ppg.py", dict.fromkeys(list(TASKS)[:3], 300_000)),
-    "DI-engine's PPG": ("di_engine_ppg.py", CARTPOLE),
-    "DI-engine's PPG, aux_bc_weight=0": ("di_engine_ppg.py --aux_bc_weight 0", CARTPOLE),
+    "DI-engine's PPG": ("di_engine_ppg.py", {"CartPole-v1": 100_000}),
+    "DI-engine's PPG, aux_bc_weight=0": ("di_engine_ppg.py --aux_bc_weight 0", {"CartPole-v1": 100_000}),
 }
 PIP = {  # what scripts need in addition to the packages of this project
     "sbx_ppo.py": "--no-deps --requirement benchmarks/sbx.txt",
@@ -87,10 +86,9 @@ def train(run: dict[str, Any], folder: Path) -> Outcome:
 def report(experiment: Experiment) -> Report:
     """Return the table."""
     rows, lines = experiment.rows(), []
-    for task, contestant in itertools.product(TASKS, CONTESTANTS):
-        own = rows[(rows["task"] == task) & (rows["contestant"] == contestant)]
-        if own.empty:
-            continue
+    groups = dict(list(rows.groupby(["task", "contestant"])))
+    for task, contestant in filter(groups.__contains__, itertools.product(TASKS, CONTESTANTS)):
+        own = groups[task, contestant]
         mean = interquartile_means({contestant: own["mean"].to_numpy()[:, None]})[contestant]
         steps, seconds = own["steps"].median(), own["seconds"].median()
         cells = [f"{steps:,.0f}", f"{seconds:,.0f}", f"{steps / seconds:,.0f}", len(own), f"{mean:,.1f}"]

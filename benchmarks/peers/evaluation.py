@@ -9,16 +9,15 @@ from typing import Any
 
 import gymnasium as gym
 
-N_EPISODES, FIRST_SEED = 20, 10_000  # all agents play the same episodes
+SEEDS = range(10_000, 10_020)  # of the episodes, which are the same for all agents
 Predict = Callable[[Any], Any]  # from an observation to the deterministic action
 
 
 def evaluate(env_id: str, predict: Predict) -> list[float]:
     """Return the returns of episodes."""
     env, returns = gym.make(env_id), []
-    for seed in range(FIRST_SEED, FIRST_SEED + N_EPISODES):
-        observation, _ = env.reset(seed=seed)
-        total, ends = 0.0, False
+    for seed in SEEDS:
+        (observation, _), total, ends = env.reset(seed=seed), 0.0, False
         while not ends:
             observation, reward, terminated, truncated, _ = env.step(predict(observation))
             total, ends = total + float(reward), terminated or truncated
@@ -41,6 +40,5 @@ def main(package: str, train: Callable[..., tuple[Predict, int]], **options: Any
     arguments = vars(parser.parse_args())
     start = time.process_time()
     predict, steps = train(**arguments)
-    seconds = round(time.process_time() - start, 1)
-    returns = evaluate(arguments["env_id"], predict)
-    print(json.dumps(dict(returns=returns, steps=steps, seconds=seconds, version=version(package))))
+    measured = dict(steps=steps, seconds=round(time.process_time() - start, 1), version=version(package))
+    print(json.dumps(dict(returns=evaluate(arguments["env_id"], predict), **measured)))

@@ -1,6 +1,6 @@
 """
-PPG of this project with its defaults: ``pip install sb3-ppg``, ``python sb3_ppg.py CartPole-v1 --seed 0``. With ``--n_envs 8
---batch_size 256``, larger batches, which take less time per step.
+PPG of this project with its defaults: ``pip install sb3-ppg``, ``python our_ppg.py CartPole-v1 --seed 0``. With ``--n_envs 8
+--batch_size 256``, more environments and larger minibatches, which take less time per step.
 """
 
 from inspect import signature
