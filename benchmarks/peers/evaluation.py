@@ -33,10 +33,10 @@ def main(package: str, train: Callable[..., tuple[Predict, int]], **options: Any
     :param train: from the environment's ID, seed, number of steps and the options
     :param options: further options of the command line, with their defaults
     """
-    parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser = argparse.ArgumentParser()
     parser.add_argument("env_id")
     for name, default in dict(seed=0, steps=100_000, **options).items():
-        parser.add_argument(f"--{name}", type=type(default), default=default, help=" ")
+        parser.add_argument(f"--{name}", type=type(default), default=default, help="default: %(default)s")
     arguments = vars(parser.parse_args())
     start = time.process_time()
     predict, steps = train(**arguments)
