@@ -96,10 +96,10 @@ def report(experiment: Experiment) -> Report:
     text = page(
         "PPG and PPO of other libraries",
         f"`python -m benchmarks.peers`. {machines(rows)} Interquartile means, over seeds, of the mean return of 20 episodes "
-        "without exploration, with 95 % bootstrap intervals (rliable). Steps as taken, in whole rollouts (DI-engine's as asked "
-        "for). Seconds of processor time, medians, with environments and compiling, without imports, while other programs ran. "
-        "SB3, SBX and this project have their defaults, XuanCe its file for each environment, DI-engine its program for CartPole. Each row is what a "
-        "script in `benchmarks/peers` prints, which needs its own library only.",
+        "without exploration, with 95 % bootstrap intervals (rliable). Steps as taken, in whole rollouts (DI-engine's as "
+        "asked for). Seconds of processor time, medians, with environments and compiling, without imports, while others "
+        "ran. SB3, SBX and this project have their defaults, XuanCe its file for each environment, DI-engine its program for "
+        "CartPole. Each row is what a script in `benchmarks/peers` prints, which needs its own library only.",
         table(["environment", "", "steps", "seconds", "steps/s", "seeds", "return"], lines),
     )
     return {"peers.md": text}
