@@ -5,7 +5,7 @@ Whole runs of SB3's PPO, SBX's PPO (JAX) and PPG, eager and compiled, on one thr
 2. Return against seconds on two of the tasks, one thread, five seeds.
 
 All have the same environments, networks and hyperparameters. A run with one thread has one core to itself, so that JAX
-and EnvPool take no other. SBX is installed, with the versions of ``sbx.txt``, in a folder that only its own processes see.
+and EnvPool take no other. SBX is installed, with the versions of ``sbx.txt``, where only its own processes see it.
 
     python -m benchmarks.compiled run --part speed     # an hour and a half
     python -m benchmarks.compiled run --part curves    # an hour and a half
@@ -16,7 +16,6 @@ and EnvPool take no other. SBX is installed, with the versions of ``sbx.txt``, i
 import importlib
 import itertools
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -32,6 +31,7 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
+from benchmarks import venvs
 from benchmarks.harness import Experiment, Report
 from benchmarks.tables import machines
 from sb3_ppg import PPG
@@ -45,7 +45,6 @@ from sb3_ppg.zoo import register
 
 N_TURNS, N_SEEDS = 3, 5
 CACHES = Path("logs/benchmarks/compiled")
-REQUIREMENTS = Path(__file__).with_name("sbx.txt")
 
 
 class Task(NamedTuple):
@@ -137,7 +136,7 @@ def train(run: dict[str, Any], folder: Path) -> Outcome:
     # Empty for the first seed, as JAX's is for all
     of_all_seeds = short_hash(repr({**run, "seed": None}))
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str((CACHES / f"torchinductor_{of_all_seeds}").absolute())
-    model = make_model(run["contestant"], task, task.make_env(seed, n_threads), CACHES / "sbx", seed)
+    model = make_model(run["contestant"], task, task.make_env(seed, n_threads), seed)
     n_rollouts = task.ppg.get("n_policy_iterations", 4)
     phase = n_rollouts * model.n_envs * task.arguments["n_steps"]
     n_timesteps = task.curve_steps if run["part"] == "curves" else task.n_phases * phase
@@ -150,21 +149,14 @@ def train(run: dict[str, Any], folder: Path) -> Outcome:
     return {**row, "seconds": round(end - start, 1)}, points
 
 
-def make_model(name: str, task: Task, env: VecEnv, folder: Path, seed: int) -> BaseAlgorithm:
-    """
-    Make a contestant.
-
-    :param folder: folder in which SBX is installed if it is not there
-    """
+def make_model(name: str, task: Task, env: VecEnv, seed: int) -> BaseAlgorithm:
+    """Make a contestant."""
     arguments = task.arguments | dict(env=env, seed=seed, device="cpu")
     if name == "SB3 PPO":
         return PPO(**arguments)
     if name != SBX:
         return PPG(**(arguments | dict(task.ppg, compile_updates=False) | CONTESTANTS[name][1]))
-    if not (folder / "sbx").exists():
-        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(folder)]
-        subprocess.run([*pip, "--requirement", str(REQUIREMENTS)], check=True)
-    sys.path.append(str(folder))
+    sys.path.append(str(venvs.installed("sbx", venvs.SBX)[1]))
     os.environ["JAX_PLATFORMS"] = "cpu"
     if task.arguments["policy"] == "CnnPolicy":
         # SBX's own shares weights by the names of NatureCNN's layers

@@ -10,7 +10,6 @@ import os
 import re
 import subprocess
 import sys
-import sysconfig
 import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -23,6 +22,7 @@ from gymnasium import spaces
 
 from benchmarks.harness import Experiment, Report
 from benchmarks.tables import machines
+from benchmarks.venvs import make_venv
 from sb3_ppg import PPG, check
 from sb3_ppg.comparison.report import page, table
 from sb3_ppg.environments.checking import policy_for
@@ -40,24 +40,13 @@ def wanted() -> list[dict[str, str]]:
     return [dict(package=name, pip=one["pip"], make=one["make"]) for name, one in PACKAGES.items()]
 
 
-def make_venv(folder: Path, pip: str) -> tuple[Path, list[str]]:
-    """Make a virtual environment above this one; return the folder of its packages, and the command that installs some."""
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
-    packages = Path(sysconfig.get_paths(vars={"base": str(folder)})["purelib"])
-    (packages / "below.pth").write_text(sysconfig.get_paths()["purelib"])
-    (folder / "constraints.txt").write_text("torch==2.13.0")
-    command = [sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python"), "install", "-q"]
-    return packages, [*command, "-c", str(folder / "constraints.txt"), *pip.split()]
-
-
 def train(run: dict[str, str], folder: Path) -> tuple[dict[str, str], None]:
     """Install a package and look at its environment in another process, whose end is no end of ours."""
     python, seen = folder / "venv" / "bin" / "python", folder / "seen.json"
-    _, install = make_venv(folder / "venv", run["pip"])
     look = [str(python), "-c", f"from benchmarks.environments import look; look({run['make']!r}, {str(seen)!r})"]
     row = dict.fromkeys(SEEN, "")
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "SDL_VIDEODRIVER": "dummy", "MUJOCO_GL": "egl"}
-    for stage, command in {"pip": install, "it": look}.items():
+    for stage, command in {"pip": make_venv(folder / "venv", run["pip"]), "it": look}.items():
         options: dict[str, Any] = dict(capture_output=True, text=True, timeout=TOO_LONG, cwd=folder, env=environment)
         try:
             done = subprocess.run(command, **options)

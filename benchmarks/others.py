@@ -11,12 +11,10 @@ core. The packages have the versions of environments.yml, each in a virtual envi
 
 import argparse
 import importlib
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import gymnasium as gym
@@ -25,7 +23,8 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecEnv, VecMonitor, VecNormalize
 
-from benchmarks.environments import PACKAGES, make_venv
+from benchmarks import venvs
+from benchmarks.environments import PACKAGES
 from benchmarks.harness import RESULTS
 from benchmarks.scores import interquartile_means
 from sb3_ppg import PPG
@@ -33,7 +32,7 @@ from sb3_ppg.comparison.report import VIEWS, Comparison, page, table
 from sb3_ppg.comparison.study import Study
 from sb3_ppg.comparison.training import FromClass, described
 
-FOLDER, VENVS = RESULTS / "others", Path("logs/benchmarks/others").absolute()
+FOLDER = RESULTS / "others"
 SECONDS, N_SEEDS = 360.0, 5
 
 
@@ -98,8 +97,8 @@ def study(name: str, n_jobs: int = 1) -> Study:
 @contextmanager
 def installed(name: str) -> Iterator[None]:
     """Install the packages of a task; processes that are started in the block find them before those of the project."""
-    packages, command = make_venv(VENVS / name, PACKAGES[TASKS[name].package]["pip"])
-    subprocess.run(command, check=True)
+    package = TASKS[name].package
+    _, packages = venvs.installed(package, PACKAGES[package]["pip"])
     sys.path.insert(0, str(packages))
     yield
     sys.path.remove(str(packages))

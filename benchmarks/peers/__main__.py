@@ -10,7 +10,6 @@ change nothing else (its learning rate is constant). As its steps take less time
     python -m benchmarks.peers report
 """
 
-import fcntl
 import itertools
 import json
 import os
@@ -21,14 +20,15 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.environments import ROOT, make_venv
+from benchmarks import venvs
+from benchmarks.environments import ROOT
 from benchmarks.harness import Experiment, Report
 from benchmarks.scores import interquartile_means
 from benchmarks.tables import machines
 from sb3_ppg.comparison.report import page, table
 from sb3_ppg.comparison.runs import Outcome
 
-SCRIPTS, VENVS, N_SEEDS = Path(__file__).parent, Path("logs/benchmarks/peers").absolute(), 5
+SCRIPTS, N_SEEDS = Path(__file__).parent, 5
 TASKS = {"CartPole-v1": 100_000, "Acrobot-v1": 100_000, "Pendulum-v1": 100_000, "LunarLander-v3": 300_000}  # steps
 CONTESTANTS: dict[str, tuple[str, dict[str, int]]] = {  # script with options, steps in each task
     "PPG": ("our_ppg.py", TASKS),
@@ -42,7 +42,7 @@ CONTESTANTS: dict[str, tuple[str, dict[str, int]]] = {  # script with options, s
     "DI-engine's PPG, aux_bc_weight=0": ("di_engine_ppg.py --aux_bc_weight 0", {"CartPole-v1": 100_000}),
 }
 PIP = {  # what scripts need in addition to the packages of this project
-    "sbx_ppo.py": "--no-deps --requirement benchmarks/sbx.txt",
+    "sbx_ppo.py": venvs.SBX,
     "xuance_ppg.py": "xuance==1.4.4 gymnasium==1.2.3 numpy==1.26.4 torchvision==0.28.0",
     "di_engine_ppg.py": "--no-deps --requirement benchmarks/peers/di_engine.txt",
 }
@@ -59,26 +59,14 @@ def wanted() -> list[dict[str, Any]]:
     ]
 
 
-def interpreter(script: str) -> str:
-    """Return the interpreter for a script; packages that it needs are installed once."""
-    if script not in PIP:
-        return sys.executable
-    VENVS.mkdir(parents=True, exist_ok=True)
-    venv, done = VENVS / script, VENVS / f"{script}.done"
-    with open(VENVS / f"{script}.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # another run may be installing them
-        if not done.exists():
-            subprocess.run(make_venv(venv, PIP[script])[1], check=True)
-            done.touch()
-    return str(venv / "bin" / "python")
-
-
 def train(run: dict[str, Any], folder: Path) -> Outcome:
     """Run a script on one thread; return what it prints, with the mean of the returns."""
     script, *options = run["script"].split()
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu"}
-    command = [interpreter(script), str(SCRIPTS / script), *options]
-    done = subprocess.run(command, check=True, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True)
+    python = venvs.installed(script, PIP[script])[0] if script in PIP else sys.executable
+    done = subprocess.run(
+        [python, SCRIPTS / script, *options], check=True, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True
+    )
     result = json.loads(done.stdout.splitlines()[-1])
     return {"mean": round(float(np.mean(result.pop("returns"))), 2), **result}, None
 

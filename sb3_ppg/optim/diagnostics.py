@@ -1,4 +1,4 @@
-"""Summaries of both phases for the log, in addition to the losses, over all processes."""
+"""The logger of a run, and summaries of both phases for it, in addition to the losses, over all processes."""
 
 import importlib
 import math
