@@ -411,22 +411,23 @@ class PhasicAlgorithm(OnPolicyAlgorithm):
         """
         return {}
 
-    def aux_data(self) -> dict[str, np.ndarray]:
+    def aux_data(self, end: Any) -> dict[str, Any]:
         """
-        :return: ``context``, and the arrays of a rollout that the objective keeps
+        :param end: the ``RolloutEnd`` of the latest rollout, for the objective; None if it was not stored
+        :return: ``context``, and under "aux_data" the arrays of the rollout that ``SampleData.of`` returns, by name
         """
-        end = self.rollout_end or self._rollout_end_template()
         of_objective = self.objective.aux_data(self.rollout_buffer, end).by_name()
-        return {**self.context(), **component_context(self.rollout_buffer), **of_objective}
+        return {**self.context(), "aux_data": {**component_context(self.rollout_buffer), **of_objective}}
 
     def rollout_template(self) -> Rollout:
         """Return a rollout of zeros with the shapes and types of collected rollouts."""
-        rollout = Rollout(full_like(self.rollout_buffer), self._rollout_end_template())
+        rollout = Rollout(full_like(self.rollout_buffer), self.rollout_end_template())
         if isinstance(self.prior, Prior):
             rollout.buffer.prior = np.zeros((self.n_steps * self.n_envs, self.prior.n_parameters), np.float32)  # type: ignore
         return rollout
 
-    def _rollout_end_template(self) -> RolloutEnd:
+    def rollout_end_template(self) -> RolloutEnd:
+        """Return the end of a rollout of zeros."""
         observations = zero_observations(self.rollout_buffer, self.n_envs)
         values = next(self.policy.value_net.parameters()).new_zeros(self.n_envs, self.n_reward_components or 1, device="cpu")
         return RolloutEnd(observations, values.squeeze(1).numpy(), np.zeros(self.n_envs, dtype=bool), self.memory())

@@ -153,7 +153,7 @@ class PPG(PhasicAlgorithm):
         start = time.perf_counter()
         self.policy_phase()
         if self.n_aux_epochs > 0 and not self.is_warming_up:
-            self.aux_buffer.add(self.rollout_buffer, self.aux_data(), self._current_progress_remaining)
+            self.aux_buffer.add(self.rollout_buffer, self.aux_data(self.rollout_end), self._current_progress_remaining)
             self.logger.record("time/phase_position", self.aux_buffer.n_new / self.n_policy_iterations)
             if self.aux_buffer.n_new >= self.n_policy_iterations:
                 with self.aux_buffer.phase():

@@ -290,7 +290,7 @@ def fill_phase(model: PPG) -> None:
     for _ in range(model.n_policy_iterations):
         collect(model)
         update_policy(model)
-        model.aux_buffer.add(model.rollout_buffer, model.aux_data())
+        model.aux_buffer.add(model.rollout_buffer, model.aux_data(model.rollout_end))
 
 
 def update_policy(model: PPG) -> None:

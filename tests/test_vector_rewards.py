@@ -227,7 +227,7 @@ def test_what_is_saved_within_a_phase_is_the_same(kwargs, tmp_path):
     model = make(vector_envs(), reward_weights=[1.0, 3.0], n_policy_iterations=3, **kwargs).learn(32)
     loaded = saved_and_loaded(model, tmp_path)
     for ours, theirs in zip(loaded.aux_buffer.rollouts, model.aux_buffer.rollouts, strict=True):
-        one, other = ours.context, theirs.context
+        one, other = ours.context["aux_data"], theirs.context["aux_data"]
         assert one.keys() == other.keys() and "component_targets" in one
         assert all(np.array_equal(one[name], other[name]) for name in one)
     for one, other in zip(loaded.replay.rollouts, model.replay.rollouts if model.replay.capacity > 1 else [], strict=True):

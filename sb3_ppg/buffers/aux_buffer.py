@@ -28,14 +28,14 @@ class AuxiliaryBatch(NamedTuple):
     Samples for the auxiliary phase: B = number of sequences * ``n_steps``, sequence after sequence; or B single ones.
 
     :param observations: ``(B, *observation shape)``, in the type of the observation space
-    :param context: further inputs of the policy by name, (B, ...), or (number of sequences, ...)
+    :param context: further inputs of the policy by name, (B, ...), or (number of sequences, ...); "aux_data": ``SampleData``
     :param value_targets: V_targ, in the units of the (normalized) return, (B,)
     :param recorded: data that the objective recorded before the epochs of the phase, (B, P); for the paper's, the parameters
         of π_old(.|s), see ``Actions.parameters``
     """
 
     observations: PyTorchObs
-    context: dict[str, th.Tensor]
+    context: dict[str, Any]
     value_targets: th.Tensor
     recorded: th.Tensor
 
@@ -66,7 +66,7 @@ class SampleData:
         :param batch: minibatch of either phase
         :return: its tensors
         """
-        by_name = batch.context if isinstance(batch, AuxiliaryBatch) else getattr(batch, "extras", {})
+        by_name = batch.context.get("aux_data", {}) if isinstance(batch, AuxiliaryBatch) else getattr(batch, "extras", {})
         return cls(**{name: by_name.get(name) for name in cls.__dataclass_fields__})
 
     def by_name(self) -> dict[str, Any]:
@@ -78,7 +78,7 @@ class StoredRollout(NamedTuple):
     """Arrays of a rollout that the auxiliary phase keeps."""
 
     observations: Observations  # (n_envs, n_steps, *observation shape)
-    context: dict[str, np.ndarray]  # inputs of the policy and data of the objective by name, (n_envs, n_steps or 1, ...)
+    context: dict[str, Any]  # inputs of the policy and, under "aux_data", `SampleData`, by name, (n_envs, n_steps or 1, ...)
     value_targets: np.ndarray  # V_targ, (n_envs, n_steps)
 
 
@@ -177,18 +177,18 @@ class AuxBuffer:
 
     # ---- storing ----
 
-    def add(self, rollout_buffer: RolloutBuffer, context: dict[str, np.ndarray] | None = None, progress: float = 1.0) -> None:
+    def add(self, rollout_buffer: RolloutBuffer, context: dict[str, Any] | None = None, progress: float = 1.0) -> None:
         """Keep a rollout; see ``stored`` and the attribute ``progress`` for the arguments."""
         self.keep(self.stored(rollout_buffer, context or {}), progress)
 
     @staticmethod
-    def stored(rollout_buffer: RolloutBuffer, context: dict[str, np.ndarray]) -> StoredRollout:
+    def stored(rollout_buffer: RolloutBuffer, context: dict[str, Any]) -> StoredRollout:
         """
         Return what is kept of a rollout.
 
         :param rollout_buffer: full buffer, whose samples are ordered by environment
-        :param context: inputs of the policy in addition to the observations, and data of the objective, by name,
-            (n_envs, n_steps, ...), or (n_envs, 1, ...) for data that a sequence has once
+        :param context: inputs of the policy in addition to the observations by name, and under "aux_data" the data of the
+            objective, (n_envs, n_steps, ...), or (n_envs, 1, ...) for data that a sequence has once
         """
         is_kept_by_reference, sizes = has_new_arrays(rollout_buffer), (rollout_buffer.n_envs, rollout_buffer.buffer_size)
 
@@ -201,7 +201,7 @@ class AuxBuffer:
     def keep(self, rollout: StoredRollout, progress: float = 1.0) -> None:
         """Keep a rollout, whose arrays must not change later; see the attribute ``progress``."""
         observations, context = map_arrays(self._stored, (rollout.observations, rollout.context))
-        self.rollouts.append(StoredRollout(observations, context, rollout.value_targets))
+        self.rollouts.append(rollout._replace(observations=observations, context=context))
         self.progress.append(progress)
         if self.capacity is not None:
             self.rollouts = self.rollouts[-self.capacity :]

@@ -47,7 +47,8 @@ def check_room(model: PhasicModel, n_rollouts: int) -> None:
     """Refuse to begin if the memory, or the disk, cannot hold the observations of so many further rollouts of a phase."""
     if model.n_aux_epochs == 0:
         return
-    needed = n_rollouts * (n_bytes(model.rollout_buffer.observations) + n_bytes(model.aux_data())) * n_local_processes()
+    n_rollout_bytes = n_bytes(model.rollout_buffer.observations) + n_bytes(model.aux_data(model.rollout_end_template()))
+    needed = n_rollouts * n_rollout_bytes * n_local_processes()
     available = model.aux_buffer.available_bytes()
     place, remedy = "memory", "keep them on a disk, aux_buffer_kwargs=dict(storage='mmap', path=folder)"
     if model.aux_buffer.storage == "mmap":

@@ -166,7 +166,7 @@ def load_training_state(model: PhasicModel, path: Path) -> None:
         elif same_processes:
             n_stored, _ = model.n_kept_rollouts()
             check_room(model, n_stored)
-            some = aux_buffer.stored(model.rollout_template().buffer, model.aux_data())._asdict()
+            some = aux_buffer.stored(model.rollout_template().buffer, model.aux_data(model.rollout_end_template()))._asdict()
             for index in range(n_stored):  # one after the other: only a disk may have room for all
                 arrays = _read(archive, f"rollouts/{index}", some, model.allow_nonfinite_observations)
                 aux_buffer.keep(StoredRollout(**arrays))

@@ -16,7 +16,7 @@ from sb3_ppg.buffers.rollout_buffers import RewardNormalizer
 from sb3_ppg.buffers.rollouts import has_usual_samples, is_recomputable, zero_observations
 from sb3_ppg.environments.watched import normalizers, only_normalizer
 from sb3_ppg.errors import ArgumentError, warn
-from sb3_ppg.objectives import Objective
+from sb3_ppg.objectives import Objective, SampleData
 from sb3_ppg.policies import PhasicActorCriticPolicy, VectorValueHead
 from sb3_ppg.policies.extractors import looks_at_the_batch
 from sb3_ppg.protocols import PhasicModel
@@ -137,6 +137,9 @@ def check_objective(model: PhasicModel) -> None:
     )
     is_possible = cls.extras is Objective.extras or has_usual_samples(model.rollout_buffer)
     require(model, is_possible, "rollout_buffer_class", remedy)
+    missing = cls.aux_data_class.__dataclass_fields__.keys() - {*SampleData.__dataclass_fields__, *dir(model.rollout_buffer)}
+    remedy = f"the rollout buffer has no array {min(missing, default='')!r}, a field of its `aux_data_class`; rename the field"
+    require(model, not missing or cls.aux_data is not Objective.aux_data, "objective", remedy)
     if cls.value_targets is not Objective.value_targets:
         remedy = f"{cls.__name__} has its own value targets, which are scalar and not recomputed; use "
         require(model, model.reward_weights is None, "reward_weights", f"{remedy}another objective, or None")

@@ -16,6 +16,7 @@ from sb3_ppg.buffers.aux_buffer import AuxiliaryBatch
 from sb3_ppg.buffers.rollouts import by_environment
 from sb3_ppg.objectives import Coefficients, DecoupledObjective, Losses, Objective, SampleData
 from tests.helpers import SMALL, WITH_CONTEXT, make_kind, saved_and_loaded
+from tests.saving.small_models import same
 
 pytestmark = pytest.mark.slow
 
@@ -87,6 +88,40 @@ def test_extras_belong_to_their_samples(kind, replay_kwargs):
     assert model.objective.n_seen == 2 * (3 if replay_kwargs is None else 5) * 16
 
 
+@dataclass
+class NamedLikeInputs(SampleData):
+    """Data with the names of the policies' own inputs."""
+
+    action_masks: Any = None
+    episode_starts: Any = None
+    goes_on: Any = None
+    lstm_states: Any = None
+
+
+class KeepsZeros(Objective):
+    """Keeps data that it does not use; the auxiliary minibatches have all of them."""
+
+    n_seen = 0
+
+    def aux_data(self, rollout_buffer, end):
+        names = NamedLikeInputs.__dataclass_fields__.keys() - SampleData.__dataclass_fields__.keys()
+        return NamedLikeInputs(**dict.fromkeys(names, np.zeros((rollout_buffer.n_envs, rollout_buffer.buffer_size))))
+
+    def evaluated_losses(self, policy, evaluation, batch, coefficients):
+        kept = list(NamedLikeInputs.of(batch).by_name().values())
+        assert th.stack(kept).shape == (4, len(batch.value_targets)) and not th.stack(kept).any()
+        self.n_seen += 1
+        return super().evaluated_losses(policy, evaluation, batch, coefficients)
+
+
+@every_kind
+def test_data_with_the_names_of_the_policys_inputs_do_not_replace_them(kind, tmp_path):
+    model, other = make_kind(kind, objective=KeepsZeros).learn(5 * 16), make_kind(kind).learn(5 * 16)
+    assert model.objective.n_seen > 0 and model.n_aux_phases == 2
+    np.testing.assert_array_equal(model.policy.parameters_to_vector(), other.policy.parameters_to_vector())
+    assert same(model, saved_and_loaded(model, tmp_path))
+
+
 def test_value_losses_are_clipped_against_the_values_at_collection():
     """
     Worked numbers in units of 2: V 1, 2; V_old 0, 2; targets 2, 3. V_clip is .5, 2:
@@ -97,13 +132,12 @@ def test_value_losses_are_clipped_against_the_values_at_collection():
     clipped = make_kind("vectors", objective_kwargs=dict(value_clip=0.5)).objective
     losses = clipped.value_error(policy, th.tensor([[2.0], [4.0]]), batch, COEFFICIENTS)
     assert losses.terms["value_loss"].item() == 1.625 and losses.total.item() == 0.5 * 1.625
-    context = {"values": th.tensor([[0.0], [4.0]])}  # those of the auxiliary phase, too
-    batch = AuxiliaryBatch(
-        observations=th.zeros(2, 3), context=context, value_targets=th.tensor([4.0, 6.0]), recorded=th.zeros(2, 1)
-    )
+    kept = {"values": th.tensor([[0.0], [4.0]])}  # those of the auxiliary phase, too
+    arrays = dict(observations=th.zeros(2, 3), value_targets=th.tensor([4.0, 6.0]), recorded=th.zeros(2, 1))
+    batch = AuxiliaryBatch(context={"aux_data": kept}, **arrays)
     values = (nn.Identity(), th.tensor([[2.0], [4.0]]))
     assert clipped.head_error(*values, batch, 2.0).item() == 1.625
-    weighted = batch._replace(context={**context, "weights": th.tensor([0.0, 3.0])})
+    weighted = batch._replace(context={"aux_data": {**kept, "weights": th.tensor([0.0, 3.0])}})
     assert clipped.head_error(*values, weighted, 2.0).item() == 3 * 1.0 / 2
 
 
@@ -113,7 +147,7 @@ def test_values_at_collection_come_along(kind, objective, tmp_path):
     expected = by_environment(model.rollout_buffer, model.rollout_buffer.values)
     assert expected.shape == (2, 8, 1)
     for one in (model, saved_and_loaded(model, tmp_path)):
-        np.testing.assert_array_equal(one.aux_buffer.rollouts[0].context["values"], expected)
+        np.testing.assert_array_equal(one.aux_buffer.rollouts[0].context["aux_data"]["values"], expected)
 
 
 @pytest.mark.parametrize("others", [{}, dict(target_kl=1e-9, n_epochs=4), dict(replay_kwargs=dict(staleness=2))])
@@ -165,3 +199,23 @@ def test_losses_are_scalar_tensors(wrong, micro_batch_size):
     model = PPG("MlpPolicy", "CartPole-v1", objective=Floats, micro_batch_size=micro_batch_size, **ONE_PHASE)
     with pytest.raises(ArgumentError, match=r"must be a scalar tensor; change (own_term|loss)"):
         model.learn(8)
+
+
+@pytest.mark.parametrize("overrides", [False, True])
+def test_a_field_without_an_array_of_the_rollout_buffer_is_refused_when_the_model_is_made(overrides):
+    @dataclass
+    class Kept(SampleData):
+        reward: Any = None
+
+    class Keeping(Objective):
+        aux_data_class = Kept
+
+    class Computing(Keeping):
+        def aux_data(self, rollout_buffer, end):
+            return Kept(reward=by_environment(rollout_buffer, rollout_buffer.rewards))
+
+    if overrides:
+        assert PPG("MlpPolicy", "CartPole-v1", objective=Computing, **ONE_PHASE).learn(8).n_aux_phases == 1
+    else:
+        with pytest.raises(ArgumentError, match=r"`objective`=.*Keeping.* no array 'reward', a field of its `aux_data_class`"):
+            PPG("MlpPolicy", "CartPole-v1", objective=Keeping, **ONE_PHASE)
