@@ -1,4 +1,4 @@
-"""The members of the family on every space, with memory and masks, saved, shared, resumed, and with several processes."""
+"""Members of the family with memory and masks, on spaces as ``combinations`` says, saved and shared."""
 
 import copy
 from itertools import cycle
@@ -62,7 +62,7 @@ def make(name: str, env, cls: type[PPG] = PPG, policy: str = "MlpPolicy", **kwar
 def check_training(model: PPG) -> None:
     """Check that all that the objective reaches moves, and that all numbers are finite."""
     own = [parameter.detach().clone() for parameter in model.objective.parameters()]
-    unused = ("aux_value_net",) if objective_name(model.objective_class) not in ("ewma", "dna") else ()
+    unused = ("aux_value_net",) if objective_name(model.objective_class) in ("dcpg", "ddcpg", "daac", "idaac") else ()
     assert not [name for name in untrained(model, 4) if not name.startswith(unused)]
     assert all(not th.equal(p, was) for p, was in zip(model.objective.parameters(), own, strict=True))
 
