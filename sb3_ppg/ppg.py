@@ -94,12 +94,12 @@ class PPG(PhasicAlgorithm):
     :param beta_clone: β_clone, the weight of the KL term of the auxiliary phase
     :param kl_coef: Weight of the KL penalty 1/2 (log π - log π_old)², which replaces clipping in the paper's KL variant
     :param normalize_value_targets: Whether value heads predict in value units, and both phases measure value errors in them.
-        The unit is the standard deviation of the value targets, averaged over about ``n_policy_iterations`` rollouts, and at
-        least 1, as in Pop-Art (https://arxiv.org/abs/1602.07714). The effect of β_clone, ``vf_coef`` and ``max_grad_norm``
-        then does not depend on the scale of the rewards; without value units, the paper's losses ruin the policy with raw
-        rewards such as CartPole's. "running": the standard deviation is that of the targets of all rollouts so far, as in
-        DI-engine's value normalization. False: the paper's losses, which are made for normalized rewards. The argument has no
-        effect without an auxiliary phase
+        The unit is the standard deviation of the value targets of about the last ``n_policy_iterations`` rollouts together,
+        and at least 1, as in Pop-Art (https://arxiv.org/abs/1602.07714). The effect of β_clone, ``vf_coef`` and
+        ``max_grad_norm`` then does not depend on the scale of the rewards; without value units, the paper's losses ruin the
+        policy with raw rewards such as CartPole's. "running": the targets are those of all rollouts so far, as in DI-engine's
+        value normalization. False: the paper's losses, which are made for normalized rewards. The argument has no effect
+        without an auxiliary phase
     :param recompute_advantages: Whether to recompute advantages and value targets with the current value function before each
         epoch on a rollout except the first, as in the PPO x Family course. The policy that clipping refers to does not change,
         nor do the values that were added to rewards at time limits

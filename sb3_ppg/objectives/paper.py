@@ -71,7 +71,7 @@ class Objective(nn.Module):
     :raises ArgumentError: for a number that cannot work
     """
 
-    # Class of ``aux_data``. The fields that it adds to ``SampleData`` have the names of arrays of the rollout buffer
+    # What ``aux_data`` returns. Each field that it adds to ``SampleData`` is named after an array of the rollout buffer
     aux_data_class: ClassVar[type[SampleData]] = SampleData
     # The only architecture of the policy that can work. None: any
     architecture: ClassVar[str | None] = None

@@ -14,14 +14,14 @@ def change_value_units(
     policy: PhasicActorCriticPolicy, optimizers: Collection[th.optim.Optimizer], value_targets: np.ndarray, weight: float
 ) -> None:
     """
-    Set the unit of both value heads to the standard deviation of the value targets, averaged over rollouts. The optimizers'
-    moments of the heads are rescaled with it.
+    Set the unit of both value heads to the standard deviation of the value targets of this rollout and earlier ones together.
+    The optimizers' moments of the heads are rescaled with it.
 
     The unit is at least one, so that targets that are small or constant, as before the first reward, are not scaled up.
 
     :param value_targets: V_targ of the latest rollout, in the units of the (normalized) return, of any shape; for vector
         rewards (..., K), and each component has its own unit
-    :param weight: weight of this rollout in the average, from 0 to 1
+    :param weight: weight of this rollout among them, from 0 to 1
     """
     old_mean, old_std = (np.atleast_1d(one.double().cpu().numpy()) for one in (policy.value_net.mean, policy.value_net.std))
     columns = value_targets.reshape(-1, len(old_mean)).T
