@@ -21,7 +21,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import pandas as pd
 import torch as th
 from matplotlib.axes import Axes
@@ -197,8 +196,9 @@ def report(experiment: Experiment) -> Report:
     groups = rows[rows["part"] == "speed"].groupby(["processor", "threads", "task"], sort=False)
     for (processor, threads, task), own in groups:
         medians = own.groupby("contestant")["speed"].median().reindex(list(CONTESTANTS))
-        line = [processor, threads, task, *("" if np.isnan(median) else f"{median:,.0f}" for median in medians)]
-        line += [f"{medians['PPG, compiled'] / medians[other]:.2f}" for other in ("PPG", SBX)]
+        ratios = medians["PPG, compiled"] / medians[["PPG", SBX]]
+        line = [processor, threads, task, *(f"{median:,.0f}" for median in medians), *(f"{ratio:.2f}" for ratio in ratios)]
+        line = ["" if cell == "nan" else cell for cell in line]
         for name in COMPILING:
             seconds = own[own["contestant"] == name].sort_values("seed")["compiling"]
             line.append(", ".join(f"{some.median():.1f}" for some in (seconds.head(1), seconds.iloc[1:]) if len(some)))
@@ -216,7 +216,8 @@ def report(experiment: Experiment) -> Report:
         f"{N_TURNS} turns; auxiliary phases are included except where the column says otherwise. Compiling: seconds by which "
         "the first phase is slower than the others, with an empty cache and in later trainings (JAX keeps none). 8 "
         "environments x 256 steps, minibatches of 64, ten epochs; MinAtar: 32 x 128, 512, two, where SBX has two CNNs and "
-        "the others have one. With one thread a training has one core, environments included.",
+        "the others have one. With one thread a training has one core, environments included. AMD: an earlier build, commit "
+        "a3b195f.",
         table([*head, *(f"compiling, s: {name}" for name in COMPILING)], lines),
         f"Learning curves: up to {curves['seed'].nunique()} seeds, mean and range; one core for each training, while other "
         "programs used the other one.",
