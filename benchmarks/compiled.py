@@ -21,7 +21,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import pandas as pd
 import torch as th
 from matplotlib.axes import Axes
@@ -33,10 +32,9 @@ from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
 from benchmarks import venvs
 from benchmarks.harness import Experiment, Report
-from benchmarks.tables import machines
 from sb3_ppg import PPG
 from sb3_ppg.comparison.report import draw_seeds, finish, page, table
-from sb3_ppg.comparison.runs import Outcome
+from sb3_ppg.comparison.runs import Outcome, machine
 from sb3_ppg.comparison.study import short_hash
 from sb3_ppg.comparison.training import Episodes, curve
 from sb3_ppg.environments import EnvPoolVecEnv
@@ -107,14 +105,14 @@ COMPILING = (SBX, "PPG, compiled")
 
 
 def wanted() -> list[dict[str, Any]]:
-    """Return the runs of both parts, in turns."""
+    """Return the runs of both parts, in turns. Speeds are those of one processor, and another one has its own rows."""
     turns = itertools.product(range(N_TURNS), (1, 2), TASKS, CONTESTANTS)
     speed = [
-        dict(part="speed", task=task, threads=threads, contestant=contestant, seed=seed)
+        dict(part="speed", processor=machine(), task=task, threads=threads, contestant=contestant, seed=seed)
         for seed, threads, task, contestant in turns
     ]
     curves = [
-        dict(part="curves", task=name, threads=1, contestant=contestant, seed=seed)
+        dict(part="curves", processor="any", task=name, threads=1, contestant=contestant, seed=seed)
         for seed in range(N_SEEDS)
         for name, task in TASKS.items()
         for contestant, (color, _) in CONTESTANTS.items()
@@ -194,16 +192,18 @@ def draw_curves(axes: Axes, curves: pd.DataFrame, task: str) -> None:
 
 def report(experiment: Experiment) -> Report:
     """Return the table of medians, and the picture."""
-    rows, curves, lines = experiment.rows(), experiment.curves(), []
-    for (task, threads), own in rows[rows["part"] == "speed"].groupby(["task", "threads"], sort=False):
+    rows, curves, lines = experiment.rows(present=False), experiment.curves(), []
+    groups = rows[rows["part"] == "speed"].groupby(["processor", "threads", "task"], sort=False)
+    for (processor, threads, task), own in groups:
         medians = own.groupby("contestant")["speed"].median().reindex(list(CONTESTANTS))
-        line = [task, threads, *("" if np.isnan(median) else f"{median:,.0f}" for median in medians)]
-        line += [f"{medians['PPG, compiled'] / medians[other]:.2f}" for other in ("PPG", SBX)]
+        ratios = medians["PPG, compiled"] / medians[["PPG", SBX]]
+        line = [processor, threads, task, *(f"{median:,.0f}" for median in medians), *(f"{ratio:.2f}" for ratio in ratios)]
+        line = ["" if cell == "nan" else cell for cell in line]
         for name in COMPILING:
             seconds = own[own["contestant"] == name].sort_values("seed")["compiling"]
             line.append(", ".join(f"{some.median():.1f}" for some in (seconds.head(1), seconds.iloc[1:]) if len(some)))
         lines.append(line)
-    head = ["task", "threads", *CONTESTANTS, "compiled / PPG", f"compiled / {SBX}"]
+    head = ["processor", "threads", "task", *CONTESTANTS, "compiled / PPG", f"compiled / {SBX}"]
     tasks = {name: task for name, task in TASKS.items() if task.curve_steps > 0}
     figure = Figure(figsize=(5 * len(tasks), 4), dpi=120, layout="constrained")
     for axes, (name, task) in zip(figure.subplots(1, len(tasks)), tasks.items(), strict=True):
@@ -212,11 +212,12 @@ def report(experiment: Experiment) -> Report:
         finish(axes, title, xlabel, "return of the latest 100 episodes", legend="best")
     text = page(
         "Compiled updates: whole trainings",
-        f"`python -m benchmarks.compiled`. {machines(rows)} Steps per second after the first phase, medians of up to "
+        f"`python -m benchmarks.compiled`. Steps per second after the first phase, medians of up to "
         f"{N_TURNS} turns; auxiliary phases are included except where the column says otherwise. Compiling: seconds by which "
         "the first phase is slower than the others, with an empty cache and in later trainings (JAX keeps none). 8 "
         "environments x 256 steps, minibatches of 64, ten epochs; MinAtar: 32 x 128, 512, two, where SBX has two CNNs and "
-        "the others have one. With one thread a training has one core, environments included.",
+        "the others have one. With one thread a training has one core, environments included. AMD: an earlier build, commit "
+        "a3b195f.",
         table([*head, *(f"compiling, s: {name}" for name in COMPILING)], lines),
         f"Learning curves: up to {curves['seed'].nunique()} seeds, mean and range; one core for each training, while other "
         "programs used the other one.",

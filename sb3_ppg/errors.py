@@ -79,6 +79,19 @@ def printable(text: str, longest: int = MAX_MESSAGE) -> str:
     return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text)
 
 
+def cause(error: BaseException) -> str:
+    """
+    Return the first line that does not just announce the next one, of the output of the C++ compiler, or of the message of the
+    error that caused all others.
+    """
+    while (inner := getattr(error, "inner_exception", None) or error.__cause__) is not None:
+        error = inner
+    output = getattr(error, "output", None) or str(error)
+    text = output.decode(errors="replace") if isinstance(output, bytes) else str(output)
+    lines = [line.strip() for line in text.splitlines()]
+    return printable(next((line for line in lines if line and not line.endswith(":")), type(error).__name__), 300)
+
+
 class _Printable(Exception):
     """An error whose message may quote a stranger's file."""
 

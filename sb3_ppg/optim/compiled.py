@@ -10,7 +10,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from itertools import chain
 from typing import Any
 
@@ -22,7 +22,7 @@ from torch import nn
 from sb3_ppg.actions import unvalidated_distributions
 from sb3_ppg.arrays import map_arrays, n_samples, parameters_of
 from sb3_ppg.distributed import n_processes
-from sb3_ppg.errors import printable, warn
+from sb3_ppg.errors import cause, warn
 from sb3_ppg.losses import Losses
 from sb3_ppg.objectives import Objective
 from sb3_ppg.optim.steps import FlatAdam, Gradient, MinibatchLosses, loss_gradient, take_steps
@@ -39,7 +39,7 @@ SAMPLES_PER_STEP = 50
 # Maximum number of minibatch sizes to compile; minibatches of an evenly split epoch differ by at most one sequence
 MAX_SIZES = 2
 # Most steps in one call of a compiled function, whose minibatches are copied
-STEPS_PER_CALL = 16
+STEPS_PER_CALL = 32
 # Attributes in which torch stores registered hooks
 STEPS = "forward forward_pre backward backward_pre post_accumulate_grad optimizer_step_pre optimizer_step_post"
 HOOKS = [f"_{step}_hooks" for step in STEPS.split()]
@@ -74,10 +74,7 @@ class CompiledFunction:
         if is_announced:
             print(f"Compiling the {self.name}, ", end="", flush=True)
         try:
-            if self._compiled is None:
-                with unvalidated_distributions():  # the first use of the compiler turns validation off for the process
-                    self._compiled = th.compile(self._function, **self._options)
-            return self._compiled(*arguments)
+            return self._call(*arguments)
         except Exception as error:
             self.has_failed = True
             training, message = self.model.compiled_training, cause(error)
@@ -90,6 +87,12 @@ class CompiledFunction:
         finally:
             if is_announced:
                 print(f"{time.perf_counter() - start:.0f} s")
+
+    def _call(self, *arguments: Any) -> Any:
+        if self._compiled is None:
+            with unvalidated_distributions():  # the first use of the compiler turns validation off for the process
+                self._compiled = th.compile(self._function, **self._options)
+        return self._compiled(*arguments)
 
     def give_up(self, reason: str) -> None:
         """Leave the work to the caller from now on."""
@@ -146,15 +149,15 @@ class CompiledStep(CompiledFunction):
         self._optimizer = optimizer
         self._parameters = parameters_of(optimizer)
         # Tensors, as torch would compile again for another number
-        numbers = (coefficients, model.max_grad_norm)
         self._coefficients, self._max_grad_norm = map_arrays(
-            lambda value: None if value is None else self._parameters[0].new_tensor(value), numbers
+            lambda value: None if value is None else self._parameters[0].new_tensor(value), (coefficients, model.max_grad_norm)
         )
         self._micro_batch_size = model.resolved_micro_batch_size()
         self._restart()
         if has_hooks(self.losses_of, optimizer):
             self.give_up("hooks are registered, which compiled code does not call")
-        if not {*self._parameters} <= {*self.losses_of.parameters()}:
+        self._names = {parameter: name for name, parameter in self.losses_of.named_parameters()}
+        if not {*self._parameters} <= self._names.keys():
             self.give_up("the optimizer has parameters that belong to neither the policy nor the objective")
 
     def _restart(self) -> None:
@@ -216,7 +219,7 @@ class CompiledStep(CompiledFunction):
     def _take_steps(self, minibatches: list[Any], size: int) -> Gradient | None:
         """Take a step on each of the minibatches; return None after an error."""
         n, n_at_once, like = len(minibatches), self.n_at_once, self._eager
-        flat = self._flat = self._flat or FlatAdam(self._optimizer, self._reached, self.losses_of)
+        flat = self._flat = self._flat or FlatAdam(self._optimizer, self._reached, self._names)
         flat.set_learning_rates()
         n_ratios = len(like.log_ratio) * size // like.size  # none in the auxiliary phase
         records = (
@@ -280,26 +283,59 @@ class CompiledStep(CompiledFunction):
 
 
 class CompiledPolicy(CompiledFunction):
-    """A compiled policy for a fixed number of environments. Actions are drawn from torch's generators, as in eager mode."""
+    """
+    A compiled policy for a fixed number of environments. Actions are drawn from torch's generators, as in eager mode. In the
+    first step of a rollout, torch checks whether the networks have changed since they were compiled. The other steps call the
+    graph of the first one with the same parameters, because the check and its surroundings take longer than the graph.
+    """
 
     def __init__(self, model: PhasicModel):
         self.policy: PhasicActorCriticPolicy = model.policy
-        self._is_new = True
-        options = dict(fallback_random=True)
-        super().__init__(model, "acting policy", self.policy.forward, options=options)
+        self.graph: Callable[[PyTorchObs], Any] | None = None  # of the current rollout
+        super().__init__(model, "acting policy", self.policy.forward, backend=self._compile_graph)
 
     def __call__(self, observations: PyTorchObs) -> tuple[th.Tensor, th.Tensor, th.Tensor]:
         """Act like ``PPG.act``."""
-        # Validation is on only after an error, to find its cause
-        if self.has_failed or th.distributions.Distribution._validate_args:
-            return self.policy(observations)
-        with tracing() if self._is_new else nullcontext():
-            result = self.call(observations, is_new=self._is_new)
+        result = None
+        if not self.has_failed and not th.distributions.Distribution._validate_args:  # only after an error, to find its cause
+            result = self.call(observations, is_new=self._compiled is None)
         if result is None:
             return self.policy(observations)
-        self._is_new = False
         self.policy.acted_on = observations
         return result
+
+    def _compile_graph(self, graph: th.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        compiled = th._inductor.compile(graph, inputs, options=dict(fallback_random=True))
+
+        def run(*inputs: Any) -> Any:
+            self._latest = compiled, inputs, compiled(*inputs)
+            return self._latest[-1]
+
+        return run
+
+    def _call(self, observations: PyTorchObs) -> Any:
+        if self.graph is not None:
+            return self.graph(observations)
+        before = self._attributes()
+        with tracing():
+            result = super()._call(observations)
+        graph, inputs, outputs = self._latest
+        places = [{id(one): place for place, one in enumerate(some)} for some in (inputs, outputs)]
+        of_inputs = map_arrays(lambda leaf: places[0].get(id(leaf), -1), observations)
+        of_outputs = [places[1].get(id(one)) for one in result]
+
+        def act(observations: PyTorchObs) -> Any:
+            latest = [*inputs, None]  # at its end, observations that the policy does not use
+            map_arrays(latest.__setitem__, of_inputs, observations)
+            outputs = graph(*latest[:-1])
+            return [outputs[place] for place in of_outputs]
+
+        if None not in of_outputs and [*map(id, before)] == [*map(id, self._attributes())]:
+            self.graph = act  # nothing else happens in the policy
+        return result
+
+    def _attributes(self) -> list[Any]:
+        return [value for module in self.policy.modules() for value in vars(module).values()]
 
 
 # ---- a run ----
@@ -340,6 +376,7 @@ class CompiledTraining:
             return None
         if self._policy is None or self._policy.policy is not policy:
             self._policy = CompiledPolicy(model)
+        self._policy.graph = None
         return self._policy
 
     def begin_update(
@@ -406,19 +443,6 @@ def tracing() -> AbstractContextManager[None]:
     random numbers, which it would replace by its own.
     """
     return th._dynamo.config.patch(trace_autograd_ops=True, automatic_dynamic_shapes=False, use_numpy_random_stream=True)
-
-
-def cause(error: BaseException) -> str:
-    """
-    Return the first line that does not just announce the next one, of the output of the C++ compiler, or of the message of the
-    error that caused all others.
-    """
-    while (inner := getattr(error, "inner_exception", None) or error.__cause__) is not None:
-        error = inner
-    output = getattr(error, "output", None) or str(error)
-    text = output.decode(errors="replace") if isinstance(output, bytes) else str(output)
-    lines = [line.strip() for line in text.splitlines()]
-    return printable(next((line for line in lines if line and not line.endswith(":")), type(error).__name__), 300)
 
 
 def has_hooks(network: nn.Module, optimizer: th.optim.Optimizer | None = None) -> bool:

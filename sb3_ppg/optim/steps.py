@@ -3,7 +3,7 @@ Optimizer steps as functions that torch compiles: losses, gradient, clipping and
 that a step of a small network is a few kernels instead of dozens.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -80,16 +80,15 @@ class FlatAdam:
 
     :param optimizer: Adam or AdamW, which has taken a step
     :param reached: the parameters that the losses reach, in each of its groups
-    :param network: the module with the parameters, which names them
+    :param names: of the parameters in their network
     """
 
     def __init__(
         self,
         optimizer: th.optim.Optimizer,
         reached: Sequence[Sequence[nn.Parameter]],
-        network: nn.Module,
+        names: Mapping[nn.Parameter, str],
     ):
-        names = {parameter: name for name, parameter in network.named_parameters()}
         self.groups: list[FlatGroup] = []
         self._originals: list[tuple[dict[str, Any], list[nn.Parameter], list[dict[str, th.Tensor]]]] = []
         for group, parameters in zip(optimizer.param_groups, reached, strict=True):
@@ -127,8 +126,7 @@ class FlatAdam:
             th._foreach_copy_([*parameters], flat.split(values))
             for name, moment in zip(MOMENTS, moments, strict=False):
                 th._foreach_copy_([state[name] for state in states], flat.split(moment))
-            for state in states:
-                state["step"].copy_(n_steps)
+            th._foreach_copy_([state["step"] for state in states], [n_steps] * len(states))
             for parameter, gradient in zip(parameters, flat.split(gradients[number]) if gradients else [], strict=False):
                 parameter.grad = gradient
 

@@ -18,10 +18,9 @@ from stable_baselines3.common.torch_layers import FlattenExtractor
 from torch import nn
 
 from sb3_ppg import PPG, MaskablePPG, MinAtarCNN, PhasicCallback, RecurrentPPG, VectorRewards
-from sb3_ppg.errors import NonFiniteLossError
+from sb3_ppg.errors import NonFiniteLossError, cause
 from sb3_ppg.family import with_preset
 from sb3_ppg.objectives import Objective
-from sb3_ppg.optim.compiled import cause
 from tests.helpers import BOX, MIXED, NESTED, VECTOR, VectorRewardEnv, image_space, masked_envs, needs_compiler, random_envs
 
 pytestmark = needs_compiler
@@ -36,9 +35,17 @@ def backend(monkeypatch):
 
     @functools.wraps(compile_)
     def with_backend(*args: Any, **kwargs: Any) -> Any:
-        return compile_(*args, backend=chosen[0], **kwargs)
+        return compile_(*args, **dict(backend=chosen[0]) | kwargs)
 
     monkeypatch.setattr(th, "compile", with_backend)
+    generate = th._inductor.compile
+
+    def compiled_graph(graph: th.fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
+        if chosen == ["inductor"]:
+            return generate(graph, *args, **kwargs)
+        return graph if isinstance(chosen[0], str) else chosen[0](graph, *args, **kwargs)
+
+    monkeypatch.setattr(th._inductor, "compile", compiled_graph)
     monkeypatch.setattr(logging.getLogger("torch.__trace"), "disabled", True)  # pytest would collect all of it
     yield chosen
     th._dynamo.reset()
@@ -205,6 +212,48 @@ def test_a_prior_that_comes_and_goes_counts():
         return parameters(model)
 
     th.testing.assert_close(*map(train_three_times, (False, True)), rtol=1e-10, atol=1e-10)
+
+
+class Scaled(FlattenExtractor):
+    """Scale the observations by an attribute."""
+
+    factor = 1.0
+
+    def forward(self, observations: th.Tensor) -> th.Tensor:
+        return super().forward(observations) * self.factor
+
+
+class Kept(Scaled):
+    """Keep the latest features of rollouts."""
+
+    def forward(self, observations: th.Tensor) -> th.Tensor:
+        features = super().forward(observations)
+        if not self.training:
+            self.latest = features
+        return features
+
+
+class Changing(PhasicCallback):
+    """Change the features extractor between rollouts, and note what it has kept in each step."""
+
+    def _on_training_start(self) -> None:
+        self.kept: list[float] = []
+
+    def _on_rollout_start(self) -> None:
+        self.model.policy.features_extractor.factor *= -5
+
+    def _on_step(self) -> bool:
+        self.kept.append(float(getattr(self.model.policy.features_extractor, "latest", th.zeros(())).sum()))
+        return True
+
+
+@pytest.mark.parametrize("extractor", [Scaled, Kept])
+def test_the_acting_policy_follows_its_networks(extractor):
+    callbacks = Changing(), Changing()
+    policy_kwargs = dict(features_extractor_class=extractor)
+    th.testing.assert_close(*both(False, policy_kwargs, callbacks, n_aux_epochs=0), rtol=1e-3, atol=1e-5)
+    assert callbacks[1].kept == pytest.approx(callbacks[0].kept, rel=1e-5)
+    assert len({*callbacks[0].kept}) == (1 if extractor is Scaled else ROLLOUT)  # each step of two environments
 
 
 class Dropout(FlattenExtractor):
