@@ -29,7 +29,7 @@ def draw_suite(axes: Axes, found: list[Comparison], env_id: str, title: str) -> 
 def draw_lunar_lander(axes: Axes) -> None:
     for name in COLORS:
         draw_contestant(axes, LEARNING.rows(), LEARNING.curves(), "LunarLander-v3, RL Zoo", name)
-    finish(axes, "LunarLander", "environment steps", legend="lower right")
+    finish(axes, "LunarLander, deterministic", "environment steps", legend="lower right")
 
 
 def draw_compiled(axes: Axes, task: str, title: str) -> None:
