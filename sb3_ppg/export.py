@@ -1,7 +1,6 @@
-"""Export of trained policies to ONNX and TorchScript files, which need neither this package nor Python."""
+"""Export of trained policies to ONNX files, which need neither this package nor Python."""
 
 import copy
-import io
 import warnings
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from sb3_ppg.policies.lstm import RecurrentPhasicActorCriticPolicy
 from sb3_ppg.ppg import PPG
 from sb3_ppg.saving.files import atomic_writes
 
-__all__ = ["DeterministicPolicy", "to_onnx", "to_torchscript"]
+__all__ = ["DeterministicPolicy", "to_onnx"]
 
 
 class DeterministicPolicy(nn.Module):
@@ -88,6 +87,7 @@ class DeterministicPolicy(nn.Module):
                 self.statistics[name] = mean, std, vec_normalize.clip_obs
         self.eval().requires_grad_(False)
 
+    @unvalidated_distributions()
     def forward(self, *inputs: th.Tensor) -> th.Tensor | tuple[th.Tensor, ...]:
         given = dict(zip(self.input_names, inputs, strict=True))
         parts = {name: given.pop(name) for name in self.parts}
@@ -133,33 +133,6 @@ def for_environments(actions: th.Tensor, space: Any, bounded: bool) -> th.Tensor
     return (actions + th.as_tensor(getattr(space, "start", 0))).to(dtype)
 
 
-def to_torchscript(model: PPG, path: str | Path, vec_normalize: VecNormalize | None = None) -> None:
-    """
-    Write a file for ``torch.jit.load``, in Python or C++, with the inputs and outputs of ``DeterministicPolicy``.
-
-    Example::
-
-        import torch
-        from sb3_ppg import PPG
-        from sb3_ppg.export import to_torchscript
-
-        to_torchscript(PPG("MlpPolicy", "CartPole-v1").learn(20_000), "policy.pt")
-        actions = torch.jit.load("policy.pt")(torch.zeros(8, 4))  # of eight environments
-
-    :param model: a model of this package
-    :param path: path of the file
-    :param vec_normalize: wrapper whose statistics normalize observations. None: that of the model's environment, if it has one
-    :raises ArgumentError: see ``DeterministicPolicy``
-    :raises OSError: if the file cannot be written; a previous one is left unchanged
-    """
-    policy = DeterministicPolicy(model, vec_normalize)
-    content = io.BytesIO()  # torch's own writer ends the process when the disk is full
-    with th.no_grad(), unvalidated_distributions():
-        th.jit.save(th.jit.trace(policy, policy.example_inputs()), content)
-    with atomic_writes(Path(path)) as (temporary,):
-        temporary.write_bytes(content.getvalue())
-
-
 def to_onnx(model: PPG, path: str | Path, vec_normalize: VecNormalize | None = None) -> None:
     """
     Write an ONNX file for any number of environments, with the inputs and outputs of ``DeterministicPolicy``, by name.
@@ -188,7 +161,6 @@ def to_onnx(model: PPG, path: str | Path, vec_normalize: VecNormalize | None = N
     with (
         missing_extras_named(),
         th.no_grad(),
-        unvalidated_distributions(),
         warnings.catch_warnings(),
         atomic_writes(Path(path)) as (temporary,),
     ):

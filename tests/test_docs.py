@@ -45,7 +45,7 @@ EXAMPLES = {
     "sb3_ppg.hub": "save_pretrained push",
     "sb3_ppg.environments": "EnvPoolVecEnv",
     "sb3_ppg.zoo": "register",
-    "sb3_ppg.export": "to_onnx to_torchscript",
+    "sb3_ppg.export": "to_onnx",
 }
 
 

@@ -128,8 +128,7 @@ def test_files_act_as_the_model(name, tmp_path):
     """For other numbers of environments than they were traced with."""
     model = trained(name)
     policy = export.DeterministicPolicy(model)
-    export.to_torchscript(model, tmp_path / "policy.pt")
-    program = th.jit.load(tmp_path / "policy.pt")
+    program = th.jit.trace(policy, policy.example_inputs())
     assert_acts_as(model, lambda **inputs: as_arrays(program(*(th.as_tensor(inputs[one]) for one in policy.input_names))))
     export.to_onnx(model, tmp_path / "policy.onnx")
     session = onnxruntime.InferenceSession(tmp_path / "policy.onnx")
@@ -159,7 +158,7 @@ def test_what_cannot_be_exported_is_refused():
         with pytest.raises(ArgumentError, match=rf"the observation's keys \['{key}'\] are names of other inputs or outputs"):
             export.DeterministicPolicy(model)
     with pytest.raises(ArgumentError, match="is a PPO, not one of sb3_ppg's algorithms"):
-        export.to_torchscript(PPO("MlpPolicy", "CartPole-v1"), "policy.pt")
+        export.to_onnx(PPO("MlpPolicy", "CartPole-v1"), "policy.onnx")
     env = VecFrameStack(VecNormalize(make_vec_env("Pendulum-v1", 2)), 4)
     with pytest.raises(ArgumentError, match=r"observations of shape \(3,\), the model takes \(12,\): let it be the outermost"):
         export.DeterministicPolicy(PPG("MlpPolicy", env, **SMALL))

@@ -20,7 +20,6 @@ from stable_baselines3 import PPO
 from stable_baselines3.common.env_util import make_vec_env
 
 from sb3_ppg import PPG, ArgumentError, MaskablePPG, ModelFormatError, RecurrentPPG
-from sb3_ppg.export import to_torchscript
 from sb3_ppg.hub import save_pretrained
 from sb3_ppg.saving.files import atomic_writes
 from tests.helpers import run_in_a_new_process
@@ -96,7 +95,6 @@ def fill_the_disk(folder: Path, results) -> None:
     for name, save in (
         ("model.zip", model.save),
         ("large.zip", large.save),
-        ("policy.pt", partial(to_torchscript, large)),  # which torch writes
         ("model.aux_buffer.npz", model.save_aux_buffer),
         ("shared", partial(save_pretrained, model)),
     ):
@@ -112,12 +110,11 @@ def test_a_full_disk_leaves_the_old_checkpoint(tmp_path):
     model.save(tmp_path / "model.zip")
     model.save(tmp_path / "large.zip")
     model.save_aux_buffer(tmp_path / "model.aux_buffer.npz")
-    to_torchscript(model, tmp_path / "policy.pt")
     save_pretrained(model, tmp_path / "shared")
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     messages = run_in_a_new_process(fill_the_disk, tmp_path)
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
-    assert messages.keys() == {"model.zip", "large.zip", "policy.pt", "model.aux_buffer.npz", "shared"}
+    assert messages.keys() == {"model.zip", "large.zip", "model.aux_buffer.npz", "shared"}
     for name, message in messages.items():
         assert re.search(rf"{name}.* could not be written: {os.strerror(errno.EFBIG)}", message)
 
