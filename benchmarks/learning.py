@@ -65,7 +65,8 @@ def train(run: dict[str, Any], folder: Path) -> Outcome:
         return comparison.train(make, run["seed"], n_timesteps, folder, N_EPISODES)
     agent = make(run["seed"], folder)
     n_calls = n_timesteps // N_EVALUATIONS // agent.model.n_envs
-    callback = EvalCallback(agent.make_evaluation_env(), n_eval_episodes=N_EVALUATION_EPISODES, eval_freq=n_calls, verbose=0)
+    kept: dict[str, Any] = dict(log_path=str(folder / "evaluations"), verbose=0)  # without a path, they are not kept
+    callback = EvalCallback(agent.make_evaluation_env(), n_eval_episodes=N_EVALUATION_EPISODES, eval_freq=n_calls, **kept)
     start = time.perf_counter()
     agent.model.learn(n_timesteps, callback=callback)
     seconds = round(time.perf_counter() - start, 1)
