@@ -327,8 +327,7 @@ class CompiledPolicy(CompiledFunction):
         def act(observations: PyTorchObs) -> Any:
             latest = [*inputs, None]  # at its end, observations that the policy does not use
             map_arrays(latest.__setitem__, of_inputs, observations)
-            outputs = graph(*latest[:-1])
-            return [outputs[place] for place in of_outputs]
+            return [*map(graph(*latest[:-1]).__getitem__, of_outputs)]
 
         if None not in of_outputs and [*map(id, before)] == [*map(id, self._attributes())]:
             self.graph = act  # nothing else happens in the policy
