@@ -2,6 +2,8 @@
 Fine-tune the LunarLander agent of this repository for an environment with wind. The policy stays near the agent's by a KL
 divergence, whose weight falls to zero.
 
+Needs ``pip install ".[box2d,hub]"``.
+
 It prints at its end::
 
     Return with wind, before: 78 +- 180

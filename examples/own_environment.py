@@ -20,7 +20,7 @@ MOVES = CELL * np.array([(0, -1), (0, 1), (-1, 0), (1, 0)])
 
 
 class Compass(gym.Env):
-    """The image shows the agent, the vector holds the position of the goal. A step towards it earns 1, a step away -1."""
+    """The image shows the agent, the vector holds the position of the goal. A step toward it earns 1, a step away -1."""
 
     observation_space = spaces.Dict(
         {"map": spaces.Box(0, 255, (SIZE, SIZE, 1), np.uint8), "goal": spaces.Box(0, 1, (2,), np.float32)}

@@ -26,7 +26,7 @@ def main(total_timesteps: int = 500_000, n_envs: int = 32, n_steps: int = 128, n
         max_grad_norm=None,
         n_policy_iterations=8,  # a phase is 32 x 128 x 8 = 32,768 steps
         aux_batch_size=n_envs * n_steps // 4,
-        rollout_buffer_class=NormalizedRewardRolloutBuffer,  # the authors' normaliser; their γ for it is 0.99
+        rollout_buffer_class=NormalizedRewardRolloutBuffer,  # the authors' normalizer; their γ for it is 0.99
         rollout_buffer_kwargs=dict(reward_normalizer=RewardNormalizer(gamma=0.999)),
         policy_kwargs=dict(features_extractor_class=ImpalaCNN, features_extractor_kwargs=dict(channels=(8, 16, 16))),
         mixed_precision=None,  # "bf16" is up to twice as fast where the processor multiplies bfloat16: docs/guides/speed.md

@@ -68,6 +68,11 @@ def test_the_notebook_runs_and_is_stored_with_its_outputs(tmp_path, monkeypatch)
     nbformat.validate(notebook)
     assert file.stat().st_size < 200_000
     check_outputs(notebook)
+    text = "\n".join(cell.source for cell in notebook.cells)
+    budget, phase = (int(re.search(rf"{name} = ([\d_,]+)", text)[1].replace(",", "")) for name in ("N_TIMESTEPS", "16 x 4"))
+    printed = "".join(part.get("text", "") for cell in notebook.cells for part in cell.get("outputs", []))
+    steps = [int(number.replace(",", "")) for number in re.findall(r"([\d,]+) steps: return", printed)]
+    assert steps == [*range(phase, budget + 1, phase)]  # it is stored as its code runs
     for cell in notebook.cells:
         cell.source = re.sub(r"(N_TIMESTEPS|n_eval_episodes|n_epochs) ?= ?[\d_]+", r"\1=1", cell.source)
     NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
