@@ -29,7 +29,7 @@ class BCQ(OffPolicyAlgorithm):
 
     Papers: https://arxiv.org/abs/1812.02900 (Box), https://arxiv.org/abs/1910.01708 (Discrete).
 
-    Box actions: a conditional VAE learns the data's actions, a perturbation network moves them towards higher values by at
+    Box actions: a conditional VAE learns the data's actions, a perturbation network moves them toward higher values by at
     most ``phi``, and two critics learn soft clipped targets over sampled actions. Discrete actions: Double DQN among the
     actions whose probability in the data is at least ``threshold`` times that of the likeliest.
 
