@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 import torch as th
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from sb3_ppg import PPG
 from sb3_ppg.errors import NonFiniteLossError
 from sb3_ppg.losses import Losses
 from sb3_ppg.optim.update import Epoch, compute_gradient, mean_losses, optimize_epoch
@@ -135,3 +137,17 @@ def test_rescaled_moments_are_those_of_rescaled_gradients(make_optimizer):
     assert states[0].keys() == states[1].keys() and states[0]
     for name in states[0]:
         th.testing.assert_close(states[0][name], states[1][name])
+
+
+class WithoutFloat64(TorchDispatchMode):
+    """A device that refuses to convert a tensor to float64, as Apple's MPS does."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        assert (kwargs or {}).get("dtype") != th.float64, func
+        return func(*args, **(kwargs or {}))
+
+
+def test_both_phases_train_where_a_device_has_no_float64():
+    with WithoutFloat64():
+        model = PPG("MlpPolicy", "CartPole-v1", n_steps=32, batch_size=32, n_policy_iterations=2).learn(128)
+    assert model.n_aux_phases == 2 and model.policy.value_unit > 1
