@@ -206,16 +206,6 @@ class AuxBuffer:
         if self.capacity is not None:
             self.rollouts = self.rollouts[-self.capacity :]
 
-    def replace_context(self, name: str, arrays: list[np.ndarray]) -> None:
-        """
-        Replace an array of the context of each rollout.
-
-        :param name: name of the array
-        :param arrays: one for each rollout, of the same shapes and types
-        """
-        for rollout, array in zip(self.rollouts, arrays, strict=True):
-            rollout.context[name] = array
-
     def _stored(self, array: np.ndarray) -> np.ndarray:
         if self.storage == "memory" or array.size == 0:  # a file without bytes cannot be mapped
             return array

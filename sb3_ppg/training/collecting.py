@@ -140,12 +140,12 @@ def _bootstrapped(
 
 
 def as_stored(rollout_buffer: RolloutBuffer, observations: Any) -> Observations:
-    """Copy observations of all environments with the shapes and types of a buffer's; of any mapping, those of its keys."""
+    """Copy observations of all environments, in the shapes and types of a buffer's; of a mapping, only the buffer's keys."""
     there = rollout_buffer.observations
     return map_arrays(lambda like, array: np.array(array, like.dtype).reshape(like.shape[1:]), there, observations)
 
 
-# More than rounding can do, in bfloat16 or for standard deviations of 1e-3, and less than another distribution does
+# Larger than rounding errors (also in bfloat16, and for standard deviations of 1e-3), smaller than a wrong distribution's error
 LARGEST_DIFFERENCE = 0.1
 
 
