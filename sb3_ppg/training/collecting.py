@@ -145,14 +145,14 @@ def as_stored(rollout_buffer: RolloutBuffer, observations: Any) -> Observations:
     return map_arrays(lambda like, array: np.array(array, like.dtype).reshape(like.shape[1:]), there, observations)
 
 
-# Larger than rounding errors (also in bfloat16, and for standard deviations of 1e-3), smaller than a wrong distribution's error
+# Larger than rounding errors, even in bfloat16 or for standard deviations of 1e-3; smaller than a wrong distribution's error
 LARGEST_DIFFERENCE = 0.1
 
 
 def check_log_probs(model: PhasicModel, rollout_buffer: RolloutBuffer) -> None:
     """
-    Refuse a policy whose log π of the last actions, as it acted, is not the one that the losses evaluate, and warn if the
-    reason is that its networks are random.
+    Refuse a policy that acted with another log π(a|s) than the losses compute for its latest actions. If the reason is that
+    its networks are random, warn.
     """
     if not is_recomputable(rollout_buffer) or (model.use_sde and model.policy.squash_output):  # tanh is inverted inexactly
         return
