@@ -171,10 +171,6 @@ class AuxBuffer:
         """The number of samples in a sequence."""
         return 1 if self.single_samples else self.rollouts[0].value_targets.shape[1]
 
-    def holds(self, n_envs: int, n_steps: int) -> bool:
-        """Return whether all rollouts have these sizes."""
-        return all(rollout.value_targets.shape == (n_envs, n_steps) for rollout in self.rollouts)
-
     # ---- storing ----
 
     def add(self, rollout_buffer: RolloutBuffer, context: dict[str, Any] | None = None, progress: float = 1.0) -> None:

@@ -145,7 +145,9 @@ def _prepare(model: PhasicModel, total_timesteps: float, reset_num_timesteps: bo
             "This model was trained near a prior, which its files do not hold: call set_prior(agent), or, to go on without, "
             "set_prior(None)"
         )
-    if not model.aux_buffer.holds(model.n_envs, model.n_steps):  # sizes were changed by hand
+    if model.rollout_buffer.buffer_size != model.n_steps:  # which was changed by hand
+        model.rollout_buffer.buffer_size = model.n_steps
+        model.rollout_buffer.reset()
         model._missing_rollouts = model.n_kept_rollouts()
         model.aux_buffer.reset()
         model.replay.rollouts = []
