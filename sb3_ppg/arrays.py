@@ -35,9 +35,9 @@ def split(minibatch: Minibatch, size: int | None) -> Iterator[Minibatch]:
     Split a minibatch into micro-batches.
 
     :param minibatch: tuple of tensors, or of nested dictionaries and tuples of tensors, of shape (B, ...), or (number of
-        sequences, ...) for sequences of equal length. Every part gets scalars and values that are not tensors unchanged
+        sequences, ...) for sequences of equal length. Scalars and values that are not tensors are the same in every part
     :param size: largest number of samples in a part; None: do not split
-    :return: consecutive parts, which share the minibatch's memory, of whole sequences: as many as fit, but at least one
+    :return: consecutive parts, which share the minibatch's memory; a part has as many whole sequences as fit, at least one
     """
     whole = n_samples(minibatch[0])
     if size is None or size >= whole:
@@ -56,7 +56,7 @@ def split_arrays(tree: Any, sizes: Sequence[int]) -> Sequence[Any]:
     Split tensors of the same samples into consecutive parts, which share their memory.
 
     :param tree: tensors, nested like the arguments of ``map_arrays``, of shape (number of samples, ...), or (number of
-        sequences, ...) for sequences of equal length. Every part gets scalars and values that are not tensors unchanged
+        sequences, ...) for sequences of equal length. Scalars and values that are not tensors are the same in every part
     :param sizes: number of samples in each part, a multiple of the sequence length
     :return: the parts, each with the structure of ``tree``
     """

@@ -168,9 +168,6 @@ class MaskablePPG(PPG):
     def step_inputs(self, env: VecEnv) -> dict[str, Any]:
         return {"action_masks": self._checked(get_action_masks(env)) if self._use_masking else None}
 
-    def act(self, observations: PyTorchObs, **inputs: Any) -> tuple[th.Tensor, th.Tensor, th.Tensor]:
-        return self.policy(observations, **inputs)
-
     def _checked(self, action_masks: np.ndarray) -> np.ndarray:
         """Return masks, (n_envs, n), if they have the size of the actions and allow one in each dimension."""
         if action_masks.size != self.n_envs * self.rollout_buffer.mask_dims:

@@ -101,7 +101,7 @@ class PhasicAlgorithm(OnPolicyAlgorithm):
     _last_obs: Any
     _last_episode_starts: Any
     _compiles_updates: bool | None = None  # in the latest run
-    # Numbers of stored and replayed rollouts that a model had in whose file they are not, until they are here or given up
+    # Numbers of stored and replayed rollouts that a loaded model is waiting for; None once they have been loaded or given up
     _missing_rollouts: tuple[int, int] | None = None
     _checkpoint: list[Any] | None = None  # the latest of PhasicCheckpointCallback: its run, and when it was written
     _fitting_micro_batch_size: tuple[int | None] | None = None  # None until it is known
@@ -264,7 +264,7 @@ class PhasicAlgorithm(OnPolicyAlgorithm):
         policy: Any = self.policy_class
         spaces_ = (self.observation_space, self.action_space)
         self.policy = policy(*spaces_, self.lr_schedule, use_sde=self.use_sde, **policy_kwargs).to(self.device)
-        self._maybe_recommend_cpu()
+        self._maybe_recommend_cpu(MlpPolicy.__name__)
         self.reward_reader = None if self.n_reward_components is None else RewardReader(self.n_reward_components)
         self.time_limits = TimeLimits()
         store_floats(self.rollout_buffer, self.env)
@@ -369,8 +369,8 @@ class PhasicAlgorithm(OnPolicyAlgorithm):
         :param inputs: see ``step_inputs``
         :return: actions, (n_envs, ...); V(s), (n_envs, 1); log π(a|s), (n_envs,)
         """
-        acting_policy = None if self.session is None else self.session.acting_policy
-        return (acting_policy or self.policy)(observations)
+        compiled = None if self.session is None or inputs else self.session.acting_policy
+        return (compiled or self.policy)(observations, **inputs)
 
     def after_environment_step(self) -> None:
         """Update the model after an environment step, unless a callback has stopped the run."""
@@ -565,9 +565,6 @@ class PhasicAlgorithm(OnPolicyAlgorithm):
         # The last rollout may exceed the budget, where a linear schedule would be negative
         self._current_progress_remaining = max(0.0, self._current_progress_remaining)
 
-    def _maybe_recommend_cpu(self, mlp_class_name: str = MlpPolicy.__name__) -> None:
-        super()._maybe_recommend_cpu(mlp_class_name)
-
     def set_env(self, env: GymEnv, force_reset: bool = True) -> None:
         """
         Set the environment to learn in, as in SB3.
@@ -628,8 +625,8 @@ class PhasicAlgorithm(OnPolicyAlgorithm):
 
     def n_kept_rollouts(self) -> tuple[int, int]:
         """
-        Return the numbers of rollouts in the auxiliary buffer, and in the replay for later updates; of a model that was loaded
-        without them, of the rollouts that it had.
+        Return the number of rollouts in the auxiliary buffer, and the number in the replay for later updates. For a model that
+        was loaded without its rollouts, these are the numbers that it had when it was saved.
         """
         return self._missing_rollouts or (len(self.aux_buffer), self.replay.n_stored)
 

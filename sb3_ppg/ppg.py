@@ -89,8 +89,8 @@ class PPG(PhasicAlgorithm):
     :param aux_batch_size: The largest minibatch of the auxiliary phase, in samples. A multiple of ``n_steps``: minibatches of
         whole sequences (a sequence is one environment's part of one rollout), spread evenly over the minibatches. Less than
         ``n_steps``, for policies without memory: minibatches of single samples (which DNA always uses). None: a sixteenth of
-        the samples of a rollout, as in the paper, or with memory of a phase, but at least ``batch_size``; rounded up to whole
-        sequences if this is at least ``n_steps``, or with memory
+        a rollout, as in the paper (with memory, of a phase), but at least ``batch_size``; unless it consists of single
+        samples, it is rounded up to whole sequences
     :param beta_clone: β_clone, the weight of the KL term of the auxiliary phase
     :param kl_coef: Weight of the KL penalty 1/2 (log π - log π_old)², which replaces clipping in the paper's KL variant
     :param normalize_value_targets: Whether value heads predict in value units, and both phases measure value errors in them.

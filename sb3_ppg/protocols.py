@@ -1,4 +1,4 @@
-"""The algorithm, as the type hints of its parts name it: none of them imports it when it runs."""
+"""The type of the algorithm for the hints of its parts, which do not import the algorithm at run time."""
 
 from typing import TYPE_CHECKING, TypeAlias
 

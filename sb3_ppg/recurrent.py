@@ -145,8 +145,8 @@ class RecurrentPPG(PPG):
         """
         self.policy.set_training_mode(False)
         context = [rollout.context for rollout in self.aux_buffer.rollouts]
-        initial = [one["lstm_states"].copy() for one in context]
-        self.aux_buffer.replace_context("lstm_states", initial)
+        for one in context:
+            one["lstm_states"] = one["lstm_states"].copy()  # files are read-only
         # Parts of one rollout at a time; each yields the states with which the next rollout begins
         n_sequences = longest_equal_part(self.n_envs, prepare_sequences(self))
         last = np.empty((self.n_envs, *self.rollout_buffer.states_shape), np.float32)
@@ -156,7 +156,7 @@ class RecurrentPPG(PPG):
             if rollout == len(context):
                 last[envs] = states
             elif context[rollout]["goes_on"].all():
-                initial[rollout][envs] = states[:, None]
+                context[rollout]["lstm_states"][envs] = states[:, None]
         return unpack_states(th.as_tensor(last, device=self.device))
 
     # ---- inputs of the policy in addition to observations ----

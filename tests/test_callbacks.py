@@ -81,6 +81,10 @@ def test_a_line_says_that_an_auxiliary_phase_begins(capsys):
     output = capsys.readouterr().out
     assert output.count("Auxiliary phase: 2 epochs over 48 samples") == 2
     assert "One phase = 48 steps, 2 phases in this budget of 96" in output
+    model = make(verbose=1, n_value_warmup=3)
+    for n_phases, is_new in (("0 phases", True), ("1 phase", False)):  # the warm-up is not repeated
+        model.learn(PHASE, reset_num_timesteps=is_new)
+        assert f"One phase = 48 steps, {n_phases} in this budget of 48" in capsys.readouterr().out
     make(verbose=0).learn(4.8e1)
     assert capsys.readouterr().out == ""
 

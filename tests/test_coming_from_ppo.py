@@ -463,8 +463,9 @@ def test_an_objective_that_was_not_told_of_the_steps_says_so():
 
 
 def test_rollouts_of_another_size_are_dropped():
-    model = make(make_vec_env("CartPole-v1", 2)).learn(64)
-    model.n_steps = model.rollout_buffer.buffer_size = 16
+    replayed = dict(objective="decoupled", replay_kwargs=dict(policy_rollouts=2))
+    model = make(make_vec_env("CartPole-v1", 2), **replayed).learn(64)
+    model.n_steps = 16
     with pytest.warns(UserWarning, match="are not here: the phase starts over"):
         model.learn(64, reset_num_timesteps=False)
-    assert model.n_aux_phases == 1
+    assert model.n_aux_phases == 1 and [one.buffer.buffer_size for one in model.replay.rollouts] == [16, 16]

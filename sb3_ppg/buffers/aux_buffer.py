@@ -171,10 +171,6 @@ class AuxBuffer:
         """The number of samples in a sequence."""
         return 1 if self.single_samples else self.rollouts[0].value_targets.shape[1]
 
-    def holds(self, n_envs: int, n_steps: int) -> bool:
-        """Return whether all rollouts have these sizes."""
-        return all(rollout.value_targets.shape == (n_envs, n_steps) for rollout in self.rollouts)
-
     # ---- storing ----
 
     def add(self, rollout_buffer: RolloutBuffer, context: dict[str, Any] | None = None, progress: float = 1.0) -> None:
@@ -205,16 +201,6 @@ class AuxBuffer:
         self.progress.append(progress)
         if self.capacity is not None:
             self.rollouts = self.rollouts[-self.capacity :]
-
-    def replace_context(self, name: str, arrays: list[np.ndarray]) -> None:
-        """
-        Replace an array of the context of each rollout.
-
-        :param name: name of the array
-        :param arrays: one for each rollout, of the same shapes and types
-        """
-        for rollout, array in zip(self.rollouts, arrays, strict=True):
-            rollout.context[name] = array
 
     def _stored(self, array: np.ndarray) -> np.ndarray:
         if self.storage == "memory" or array.size == 0:  # a file without bytes cannot be mapped

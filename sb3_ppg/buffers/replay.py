@@ -96,8 +96,8 @@ class RolloutReplay:
     @contextmanager
     def learning_from(self, rollout_buffer: RolloutBuffer, end: RolloutEnd | None) -> Iterator[None]:
         """
-        Surround an update on a full rollout, which becomes the latest one. Afterwards it gets its own buffer object, because
-        the next rollout is collected in the current one. After any error, nothing has been learned from it: it is forgotten.
+        Surround an update on a full rollout, which becomes the latest one. If the update fails, the rollout is dropped. If it
+        succeeds and the rollout is kept, it gets its own buffer object, because the next one is collected in the current one.
 
         :param rollout_buffer: full buffer
         :param end: state after the rollout
@@ -122,8 +122,8 @@ class RolloutReplay:
 
     def older(self, kinds: Sequence[Kind] = KINDS) -> list[Rollout]:
         """Return the rollouts before the latest one that an epoch of these kinds can still use."""
-        due = [id(rollout) for kind in kinds for rollout in self.due(kind)]
-        return [rollout for rollout in self.rollouts[:-1] if id(rollout) in due]
+        due = [rollout for kind in kinds for rollout in self.due(kind)]
+        return [rollout for rollout in self.rollouts[:-1] if rollout in due]
 
     def epoch(self, kind: Kind, batch_size: int) -> Iterator[Any]:
         """

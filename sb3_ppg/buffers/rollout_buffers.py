@@ -189,7 +189,7 @@ class VectorRewardBuffer(RolloutBuffer):
         self.returns, self.advantages = self.returns[:, None], self.advantages[:, None]
 
     def _combine(self, advantages: np.ndarray, values: np.ndarray) -> None:
-        """Set the weighted sums over the components; the order of the arrays is that of all others."""
+        """Set the weighted sums over the components, from arrays in the buffer's current order."""
         targets = advantages + values
         self.vector_returns[:] = targets  # in place, because the current epochs' minibatches read this array
         self.returns, self.advantages = ((self.weights * array).sum(axis=-1) for array in (targets, advantages))

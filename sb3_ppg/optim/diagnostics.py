@@ -28,8 +28,8 @@ EVALUATED_SAMPLES = 4096
 
 def logger_of_run(model: Any, name: str, is_new: bool) -> Logger:
     """
-    Make SB3's logger for a run. One that is not new continues in the TensorBoard folder that the model has under this name, or
-    gets a new one; SB3 takes the newest, which may be another run's.
+    Make SB3's logger for a run. If it continues an earlier run of the model under the same name, it writes into that run's
+    TensorBoard folder; SB3 would take the newest folder, which may be another run's.
     """
     folder, log = vars(model).get("_log_folder", ""), model.tensorboard_log
     if log is None:

@@ -148,6 +148,4 @@ def has_convolutions(module: nn.Module) -> bool:
 
 def looks_at_the_batch(module: nn.Module) -> bool:
     """Return whether a network has layers whose output for a sample depends on the other samples of its batch."""
-    return any(
-        isinstance(part, (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)) for part in module.modules()
-    )
+    return any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in module.modules())

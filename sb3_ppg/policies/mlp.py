@@ -263,6 +263,10 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
         self.optimizer = self.make_optimizer(lr_schedule(1), self.parameters())
 
     def make_features_extractor(self) -> BaseFeaturesExtractor:
+        is_dict = isinstance(self.observation_space, spaces.Dict)
+        if self.features_extractor_class is (FlattenExtractor if is_dict else CombinedExtractor):
+            remedy = "use 'MultiInputPolicy' ('MultiInputLstmPolicy') for Dict observations, and for these alone"
+            raise ArgumentError(f"`policy`={type(self).__name__} cannot work with {self.observation_space}: {remedy}")
         extractor = super().make_features_extractor()
         extractor._features_dim = int(extractor.features_dim)  # NumPy's for MultiDiscrete observations, which an LSTM refuses
         # Not inherited: a subclass may process images differently

@@ -39,7 +39,8 @@ def check_policy_class(policy: Any, algorithm: type[PhasicModel]) -> None:
 
 def check_environment(env: Any) -> None:
     """
-    Refuse what is no environment, actions that are not the environment's, and observations that rollouts cannot hold.
+    Refuse a value that is no environment, a ``VecNormalize`` with another environment's action space, and observations that
+    rollouts cannot hold.
 
     :raises NotImplementedError: for such observations, as in SB3
     """

@@ -140,19 +140,19 @@ def _bootstrapped(
 
 
 def as_stored(rollout_buffer: RolloutBuffer, observations: Any) -> Observations:
-    """Copy observations of all environments with the shapes and types of a buffer's; of any mapping, those of its keys."""
+    """Copy observations of all environments, in the shapes and types of a buffer's; of a mapping, only the buffer's keys."""
     there = rollout_buffer.observations
     return map_arrays(lambda like, array: np.array(array, like.dtype).reshape(like.shape[1:]), there, observations)
 
 
-# More than rounding can do, in bfloat16 or for standard deviations of 1e-3, and less than another distribution does
+# Larger than rounding errors, even in bfloat16 or for standard deviations of 1e-3; smaller than a wrong distribution's error
 LARGEST_DIFFERENCE = 0.1
 
 
 def check_log_probs(model: PhasicModel, rollout_buffer: RolloutBuffer) -> None:
     """
-    Refuse a policy whose log π of the last actions, as it acted, is not the one that the losses evaluate, and warn if the
-    reason is that its networks are random.
+    Refuse a policy that acted with another log π(a|s) than the losses compute for its latest actions. If the reason is that
+    its networks are random, warn.
     """
     if not is_recomputable(rollout_buffer) or (model.use_sde and model.policy.squash_output):  # tanh is inverted inexactly
         return

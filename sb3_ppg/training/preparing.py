@@ -48,7 +48,7 @@ def prepare_rollouts(model: PhasicModel, kinds: Sequence[Kind]) -> None:
 
 
 def _update_value_units(model: PhasicModel, latest: Rollout) -> None:
-    """Measure values in the unit of the latest value targets; if this has been turned off, in that of the return again."""
+    """Set the value unit from the latest value targets, or back to that of the return if value units have been turned off."""
     optimizers = (model.policy.optimizer, model.value_optimizer, model.aux_optimizer)
     if model.normalize_value_targets and model.n_aux_epochs > 0:
         n_averaged = model._n_rollouts if model.normalize_value_targets == "running" else model.n_policy_iterations

@@ -61,7 +61,7 @@ def training(model: PhasicModel, callback: MaybeCallback, total_timesteps: float
     try:
         with agreed():
             check_checkpoint_callbacks(callback)
-            _prepare(model, total_timesteps)
+            _prepare(model, total_timesteps, reset_num_timesteps)
         settings = {
             "total_timesteps": total_timesteps,
             "reset_num_timesteps": reset_num_timesteps,
@@ -133,7 +133,7 @@ def _signals_noted(session: Session, callback: MaybeCallback) -> Iterator[None]:
 # ---- before the first step ----
 
 
-def _prepare(model: PhasicModel, total_timesteps: float) -> None:
+def _prepare(model: PhasicModel, total_timesteps: float, reset_num_timesteps: bool) -> None:
     """Check the set-up before the first step, and warn of settings that are surely unintended."""
     if rank() > 0:
         model.verbose = 0
@@ -145,7 +145,9 @@ def _prepare(model: PhasicModel, total_timesteps: float) -> None:
             "This model was trained near a prior, which its files do not hold: call set_prior(agent), or, to go on without, "
             "set_prior(None)"
         )
-    if not model.aux_buffer.holds(model.n_envs, model.n_steps):  # sizes were changed by hand
+    if model.rollout_buffer.buffer_size != model.n_steps:  # which was changed by hand
+        model.rollout_buffer.buffer_size = model.n_steps
+        model.rollout_buffer.reset()
         model._missing_rollouts = model.n_kept_rollouts()
         model.aux_buffer.reset()
         model.replay.rollouts = []
@@ -153,7 +155,7 @@ def _prepare(model: PhasicModel, total_timesteps: float) -> None:
     check_room_for_replay(model)
     warn_of_missing_rollouts(model)
     model._missing_rollouts = None
-    _report_phases(model, total_timesteps)
+    _report_phases(model, total_timesteps, 0 if reset_num_timesteps else model.num_timesteps)
     _warn_of_rate_zero(model, total_timesteps)
     warn_of_stale_data(model)
     if model._n_updates > 0 and any(rms.count < 1 for rms in all_statistics(model.env).values()):
@@ -163,14 +165,15 @@ def _prepare(model: PhasicModel, total_timesteps: float) -> None:
         )
 
 
-def _report_phases(model: PhasicModel, total_timesteps: float) -> None:
-    """Print the number of phases in a run, and warn if it ends with fewer than three, those before it included."""
+def _report_phases(model: PhasicModel, total_timesteps: float, n_before: int) -> None:
+    """Print the number of phases in a run after ``n_before`` steps, and warn if the model then has fewer than three in all."""
     if model.n_aux_epochs == 0 or math.isinf(total_timesteps):  # a callback ends it
         return
     n_envs = model.n_envs * n_processes()
     per_rollout = model.n_steps * n_envs
     phase = per_rollout * model.n_policy_iterations
-    n_rollouts = max(0, math.ceil(total_timesteps / per_rollout) - model.n_value_warmup)
+    n_warmup = max(0, model.n_value_warmup - n_before // per_rollout)
+    n_rollouts = max(0, math.ceil(total_timesteps / per_rollout) - n_warmup)
     n_phases = (n_rollouts + model.aux_buffer.n_new) // model.n_policy_iterations
     if model.verbose >= 1:
         print(f"One phase = {phase:,} steps, {n_phases} phase{'s' * (n_phases != 1)} in this budget of {total_timesteps:,.0f}")

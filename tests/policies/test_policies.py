@@ -16,6 +16,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from sb3_ppg import PPG, ArgumentError, CnnPolicy, ImpalaCNN, MinAtarCNN, MlpPolicy, MultiInputPolicy
+from sb3_ppg.policies.lstm import RecurrentPhasicActorCriticPolicy
 from tests.helpers import ARCHITECTURES, SMALL, random_envs, untrained
 
 VECTOR = spaces.Box(-1, 1, (4,))
@@ -186,6 +187,15 @@ def test_impala_takes_any_image_but_no_vectors(size):
     assert extractor(th.zeros(2, 1, size, size + 1)).shape == (2, 9)
     with pytest.raises(ArgumentError, match="MlpPolicy"):
         ImpalaCNN(spaces.Box(-1, 1, (size,)))
+
+
+@pytest.mark.parametrize(
+    ("cls", "space"), [(MlpPolicy, DICT), (RecurrentPhasicActorCriticPolicy, DICT), (MultiInputPolicy, VECTOR)]
+)
+def test_a_policy_for_other_observations_is_refused(cls, space):
+    """SB3's issues 596 and 1174. SB3 itself refuses Dict observations for the names "MlpPolicy" and "CnnPolicy" alone."""
+    with pytest.raises(ArgumentError, match=rf"`policy`={cls.__name__} cannot work .* use 'MultiInputPolicy'"):
+        make(cls, space)
 
 
 class OwnTrunk(MlpPolicy):
