@@ -94,7 +94,7 @@ def test_wrappers_may_be_around_what_is_no_vec_env():
 def test_a_model_that_was_pickled_with_vec_normalize_asks_for_its_environment():
     env = VecNormalize(make_vec_env("CartPole-v1"))
     model = pickle.loads(pickle.dumps(make(env)))
-    with pytest.raises(ArgumentError, match="There is no environment"):
+    with pytest.raises(ArgumentError, match=r"There is no environment.*`load\(\.\.\., env=\.\.\.\)` or `set_env\(\.\.\.\)`"):
         model.learn(32)
     model.set_env(env)
     assert model.learn(32).num_timesteps == 32

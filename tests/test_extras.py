@@ -1,4 +1,4 @@
-"""Errors of a newcomer: a missing extra, a wrong name, a model without an environment."""
+"""Errors of a newcomer: a missing extra, a wrong name, an environment that returns something else."""
 
 import subprocess
 import sys
@@ -12,7 +12,7 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.error import DependencyNotInstalled
 from packaging.requirements import Requirement
 
-from sb3_ppg import PPG, ArgumentError, MaskablePPG, RecurrentPPG
+from sb3_ppg import PPG, ArgumentError, MaskablePPG
 from sb3_ppg.errors import EXTRAS, MissingExtraError, missing_extras_named, pip_install, requirement
 from tests.helpers import ROOT, SMALL, VECTOR, RandomEnv
 
@@ -176,13 +176,3 @@ def test_observations_that_sb3_does_not_take_name_the_wrapper():
         PPG("MlpPolicy", gymnasium.wrappers.FlattenObservation(env), **SMALL)
     with pytest.raises(NotImplementedError, match="ObservationWrapper"):
         PPG("MlpPolicy", RandomEnv(spaces.Sequence(part), spaces.Discrete(2)))
-
-
-def test_a_model_that_was_loaded_without_an_environment_says_what_it_needs(tmp_path):
-    made = RecurrentPPG("MlpLstmPolicy", "CartPole-v1", n_steps=16, batch_size=16)
-    made.save(tmp_path / "model")
-    model = RecurrentPPG.load(tmp_path / "model")
-    with pytest.raises(ArgumentError, match=r"`load\(\.\.\., env=\.\.\.\)` or `set_env\(\.\.\.\)`"):
-        model.learn(16)
-    model.set_env(made.get_env())
-    assert model.learn(16).num_timesteps == 16

@@ -37,7 +37,6 @@ from tests.helpers import (
     learn_and_log,
     normalized_rewards,
     random_envs,
-    saved_and_loaded,
 )
 
 
@@ -220,19 +219,6 @@ def test_arrays_of_weights_and_other_weights_for_a_loaded_model(tmp_path):
     model.reward_weights = [0.0, 1.0]  # which its buffer does not have
     with pytest.raises(ArgumentError, match="this model was made with others"):
         model.learn(8)
-
-
-@pytest.mark.parametrize("kwargs", [{}, LSTM, dict(objective="decoupled", replay_kwargs=dict(policy_rollouts=2))])
-def test_what_is_saved_within_a_phase_is_the_same(kwargs, tmp_path):
-    model = make(vector_envs(), reward_weights=[1.0, 3.0], n_policy_iterations=3, **kwargs).learn(32)
-    loaded = saved_and_loaded(model, tmp_path)
-    for ours, theirs in zip(loaded.aux_buffer.rollouts, model.aux_buffer.rollouts, strict=True):
-        one, other = ours.context["aux_data"], theirs.context["aux_data"]
-        assert one.keys() == other.keys() and "component_targets" in one
-        assert all(np.array_equal(one[name], other[name]) for name in one)
-    for one, other in zip(loaded.replay.rollouts, model.replay.rollouts if model.replay.capacity > 1 else [], strict=True):
-        assert np.array_equal(one.buffer.vector_rewards, other.buffer.vector_rewards)
-        assert np.array_equal(one.end.values, other.end.values)
 
 
 # ---- environments ----

@@ -8,17 +8,8 @@ from stable_baselines3.common.preprocessing import preprocess_obs
 from torch import nn
 
 from sb3_ppg import ImpalaCNN
-from sb3_ppg.policies.extractors import ImageConv2d
 from tests.helpers import image_space, untrained
 from tests.helpers import make_on_images as make
-
-
-def test_images_are_scaled_in_the_weights():
-    conv = ImageConv2d(3, 8, 3, padding=1)
-    image = th.randint(0, 256, (4, 3, 9, 9), dtype=th.uint8)
-    th.testing.assert_close(conv(image), conv(image.float() / 255), rtol=1e-5, atol=1e-6)
-    with th.autocast("cpu", th.bfloat16):
-        assert conv(image).dtype == th.bfloat16
 
 
 @pytest.mark.parametrize(
