@@ -238,15 +238,15 @@ def normalized_rewards(cls: type = NormalizedRewardRolloutBuffer, **kwargs: Any)
     return dict(rollout_buffer_class=cls, rollout_buffer_kwargs=dict(reward_normalizer=RewardNormalizer(**kwargs)))
 
 
-def collect(model: PPG) -> None:
+def collect(model: PPG, **arguments: Any) -> None:
     """Collect one rollout, without its update."""
     with patch.object(model, "train"):
-        model.learn(model.n_steps * model.n_envs, log_interval=None)
+        model.learn(model.n_steps * model.n_envs, log_interval=None, **arguments)
 
 
-def learn_and_log(model: BaseAlgorithm, total_timesteps: int) -> dict[str, Any]:
+def learn_and_log(model: BaseAlgorithm, total_timesteps: int, **arguments: Any) -> dict[str, Any]:
     """Train, and return the latest value under each name in the log."""
-    model.learn(total_timesteps, log_interval=None)  # otherwise it is gone once it is written
+    model.learn(total_timesteps, log_interval=None, **arguments)  # otherwise it is gone once it is written
     return dict(model.logger.name_to_value)
 
 
@@ -255,13 +255,22 @@ def weights(model: BaseAlgorithm) -> dict[str, th.Tensor]:
     return {name: value.clone() for name, value in model.policy.state_dict().items()}
 
 
-def changed(before: dict[str, th.Tensor], after: dict[str, th.Tensor]) -> set[str]:
-    """Return the names of tensors that differ."""
-    return {name for name in before if not th.equal(before[name], after[name])}
+def changed(before: dict[str, th.Tensor] | BaseAlgorithm, after: dict[str, th.Tensor] | BaseAlgorithm) -> set[str]:
+    """Return the names of tensors that differ, or of weights of two models."""
+    one, other = (weights(each) if isinstance(each, BaseAlgorithm) else each for each in (before, after))
+    return {name for name in one if not th.equal(one[name], other[name])}
 
 
 def code_blocks(page: str) -> list[str]:
     return re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), flags=re.DOTALL)
+
+
+def names_of(page: str, word: str) -> dict[str, Any]:
+    """Return the names that the page's block with this word defines before it makes a model."""
+    (code,) = (block for block in code_blocks(page) if word in block)
+    names: dict[str, Any] = {}
+    exec(code.split("model = PPG(")[0], names)
+    return names
 
 
 def calls_of(owner: Any, name: str) -> list[tuple[tuple, Any]]:

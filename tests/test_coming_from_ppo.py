@@ -32,11 +32,10 @@ from tests.helpers import (
     MaskedEnv,
     RandomEnv,
     changed,
-    code_blocks,
     learn_and_log,
     make_kind,
+    names_of,
     random_envs,
-    weights,
 )
 from tests.saving.small_models import resumed
 
@@ -189,7 +188,7 @@ def test_compiled_policy(tmp_path):
     plain, compiled = make().learn(64), make()
     compiled.policy = th.compile(compiled.policy, backend="eager")
     compiled.learn(64).save(tmp_path / "model")
-    assert not changed(weights(plain), weights(PPG.load(tmp_path / "model")))
+    assert not changed(plain, PPG.load(tmp_path / "model"))
 
 
 # ---- policies ----
@@ -309,10 +308,8 @@ class PartlyPossible(RandomEnv):
 
 @pytest.mark.parametrize("kwargs", [{}, with_preset("daac", {}), with_preset("dna", {})])
 def test_the_policy_of_the_page_masks_actions_by_the_observation_in_both_phases(kwargs):
-    (code,) = (block for block in code_blocks("docs/guides/own_networks.md") if "MaskedByObservation" in block)
-    names: dict = {}
-    exec(code, names)
-    model = make(make_vec_env(PartlyPossible, 2), names["MaskedByObservation"], learning_rate=0.0, **kwargs)
+    policy = names_of("docs/guides/own_networks.md", "MaskedByObservation")["MaskedByObservation"]
+    model = make(make_vec_env(PartlyPossible, 2), policy, learning_rate=0.0, **kwargs)
     assert abs(learn_and_log(model, 128)["train/approx_kl"]) < 1e-6
     obs = dict(obs=th.zeros(1, 3), mask=th.tensor([[1, 0, 0, 1]]))
     probabilities = model.policy.evaluate_auxiliary(obs).distribution.distribution.probs

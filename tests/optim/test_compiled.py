@@ -328,16 +328,13 @@ def test_an_interrupted_training_goes_on_exactly(tmp_path):
     first = train(make(True, **kwargs), 1)
     first.save(tmp_path / "model")
     first.save_aux_buffer(tmp_path / "aux_buffer.npz")
-
-    def resumed(**arguments: Any) -> PPG:
-        model = PPG.load(tmp_path / "model", env=random_envs(episode_length=32), **arguments)
-        model.load_aux_buffer(tmp_path / "aux_buffer.npz")
-        return train(model, 1, reset_num_timesteps=False)
-
+    loaded = PPG.load(tmp_path / "model", env=random_envs(episode_length=32))
+    loaded.load_aux_buffer(tmp_path / "aux_buffer.npz")
     first.set_env(random_envs(episode_length=32))
-    train(first, 1, reset_num_timesteps=False)
-    assert th.equal(parameters(resumed()), parameters(first))
-    th.testing.assert_close(parameters(resumed(compile_updates=False)), parameters(first), rtol=1e-3, atol=1e-5)
+    for model in (first, loaded):
+        model.set_random_seed(5)
+        train(model, 1, reset_num_timesteps=False)
+    assert th.equal(parameters(loaded), parameters(first))
 
 
 def test_set_ups_that_are_not_compiled_are_named():
