@@ -24,12 +24,15 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecEnvWrapper
 
-from sb3_ppg import PPG, ImpalaCNN, MaskablePPG, NormalizedRewardRolloutBuffer, RecurrentPPG, RewardNormalizer
+from sb3_ppg import PPG, ImpalaCNN, MaskablePPG, RecurrentPPG, RewardNormalizer
 from sb3_ppg.arrays import map_arrays
+from sb3_ppg.buffers.rollout_buffers import NormalizedRewardDictRolloutBuffer, NormalizedRewardRolloutBuffer
 from sb3_ppg.family import PAPERS_VALUES
 from sb3_ppg.losses import Losses
 from sb3_ppg.zoo import launcher
 
+ROOT = Path(__file__).parent.parent
+VECTOR, THREE_ACTIONS = spaces.Box(-1, 1, (3,)), spaces.Discrete(3)
 # Older versions of torch train without compiling
 needs_compiler = pytest.mark.skipif(
     "isolate_recompiles" not in inspect.signature(th.compile).parameters, reason="updates are compiled by torch 2.13"
@@ -39,7 +42,9 @@ needs_compiler = pytest.mark.skipif(
 class RandomEnv(gym.Env):
     """Random observations of any space, reproducible from the seed; the reward is the first number of the observation."""
 
-    def __init__(self, observation_space: spaces.Space, action_space: spaces.Space, episode_length: int = 20):
+    def __init__(
+        self, observation_space: spaces.Space = VECTOR, action_space: spaces.Space = THREE_ACTIONS, episode_length: int = 20
+    ):
         self.observation_space = observation_space
         self.action_space = action_space
         self.episode_length = episode_length
@@ -72,14 +77,6 @@ class VectorRewardEnv(RandomEnv):
         return obs, vector, bool(obs[2] > 0.9), truncated, info
 
 
-class FirstReward(gym.Wrapper):
-    """The first component of vector rewards as the reward."""
-
-    def step(self, action):
-        obs, vector, *rest = self.env.step(action)
-        return obs, float(vector[0]), *rest
-
-
 class BatchNormExtractor(BaseFeaturesExtractor):
     """Layers that behave differently in training mode."""
 
@@ -92,8 +89,6 @@ class BatchNormExtractor(BaseFeaturesExtractor):
         return self.layers(observations)
 
 
-ROOT = Path(__file__).parent.parent
-VECTOR = spaces.Box(-1, 1, (3,))
 MASKED_ACTIONS = {
     "Discrete": (spaces.Discrete(5), [5]),
     "MultiDiscrete": (spaces.MultiDiscrete([3, 2, 4]), [3, 2, 4]),
@@ -166,7 +161,6 @@ def image_space(*shape: int) -> spaces.Box:
     return spaces.Box(0, 255, shape, np.uint8)
 
 
-THREE_ACTIONS = spaces.Discrete(3)
 BOX = spaces.Box(-1.0, 2.0, (2,))
 DICT = spaces.Dict(image=image_space(36, 36, 1), vector=VECTOR)
 NESTED = spaces.Dict(
@@ -233,8 +227,9 @@ def make_on_images(policy_kwargs=None, n_envs: int = 4, space: spaces.Space | No
     return PPG("CnnPolicy", env, **arguments | kwargs)
 
 
-def normalized_rewards(cls: type = NormalizedRewardRolloutBuffer, **kwargs: Any) -> dict[str, Any]:
-    """Return the arguments for the authors' reward normalizer."""
+def normalized_rewards(cls: type | None = None, of_dictionaries: bool = False, **kwargs: Any) -> dict[str, Any]:
+    """Return the arguments for the authors' reward normalizer; ``cls`` is another class of rollout buffers."""
+    cls = cls or (NormalizedRewardDictRolloutBuffer if of_dictionaries else NormalizedRewardRolloutBuffer)
     return dict(rollout_buffer_class=cls, rollout_buffer_kwargs=dict(reward_normalizer=RewardNormalizer(**kwargs)))
 
 
@@ -292,20 +287,6 @@ def auxiliary_batch_sizes(model: PPG, total_timesteps: int) -> list[int]:
     calls = calls_of(model.objective, "auxiliary_losses")
     model.learn(total_timesteps)
     return [len(batch.value_targets) for (_, _, batch, _), _ in calls]
-
-
-def fill_phase(model: PPG) -> None:
-    """Collect the rollouts of a phase and do their updates, without the auxiliary phase."""
-    for _ in range(model.n_policy_iterations):
-        collect(model)
-        update_policy(model)
-        model.aux_buffer.add(model.rollout_buffer, model.aux_data(model.rollout_end))
-
-
-def update_policy(model: PPG) -> None:
-    """Do the update of the policy phase on the latest rollout."""
-    with model.replay.learning_from(model.rollout_buffer, model.rollout_end):
-        model.policy_phase()
 
 
 def untrained(model: PPG, n_rollouts: int) -> set[str]:

@@ -25,7 +25,6 @@ from sb3_ppg.family import with_preset
 from sb3_ppg.objectives import Objective, SampleData
 from sb3_ppg.policies.lstm import RecurrentPhasicActorCriticPolicy
 from tests.helpers import (
-    THREE_ACTIONS,
     VECTOR,
     WITH_CONTEXT,
     BatchNormExtractor,
@@ -135,7 +134,7 @@ def test_actions_and_normalized_observations_of_integers_are_stored_as_they_were
 
 def echoes() -> gym.Env:
     """A sensor that says NaN where there is no echo, or infinity."""
-    env = RandomEnv(VECTOR, THREE_ACTIONS)
+    env = RandomEnv()
     return TransformObservation(env, lambda obs: np.where(obs > 0, obs, [np.nan, np.inf, 0]).astype(np.float32), None)
 
 

@@ -31,13 +31,26 @@ from tests.helpers import (
     changed,
     collect,
     distributions_are_validated,
-    fill_phase,
     image_space,
     learn_and_log,
-    update_policy,
     weights,
 )
 from tests.helpers import make_with_papers_values as make
+
+
+def update_policy(model: PPG) -> None:
+    """Do the update of the policy phase on the latest rollout."""
+    with model.replay.learning_from(model.rollout_buffer, model.rollout_end):
+        model.policy_phase()
+
+
+def fill_phase(model: PPG) -> None:
+    """Collect the rollouts of a phase and do their updates, without the auxiliary phase."""
+    for _ in range(model.n_policy_iterations):
+        collect(model)
+        update_policy(model)
+        model.aux_buffer.add(model.rollout_buffer, model.aux_data(model.rollout_end))
+
 
 # ---- identities ----
 

@@ -14,30 +14,20 @@ from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecMonitor, VecNormalize
 
-from sb3_ppg import (
-    PPG,
-    ArgumentError,
-    DrawnWeights,
-    MaskablePPG,
-    NormalizedRewardDictRolloutBuffer,
-    RecurrentPPG,
-    RewardNormalizer,
-    VectorRewards,
-)
+from sb3_ppg import PPG, ArgumentError, DrawnWeights, MaskablePPG, RecurrentPPG, RewardNormalizer, VectorRewards
 from sb3_ppg.buffers.rollouts import gae
 from sb3_ppg.errors import NonFiniteEnvironmentError
 from sb3_ppg.optim.value_units import set_value_units
 from sb3_ppg.policies import MlpPolicy, ValueHead, VectorValueHead
-from tests.helpers import (
-    SMALL,
-    FirstReward,
-    RandomEnv,
-    VectorRewardEnv,
-    collect,
-    learn_and_log,
-    normalized_rewards,
-    random_envs,
-)
+from tests.helpers import SMALL, RandomEnv, VectorRewardEnv, collect, learn_and_log, normalized_rewards, random_envs
+
+
+class FirstReward(gym.Wrapper):
+    """The first component of vector rewards as the reward."""
+
+    def step(self, action):
+        obs, vector, *rest = self.env.step(action)
+        return obs, float(vector[0]), *rest
 
 
 class WithMasks(gym.Wrapper):
@@ -160,7 +150,7 @@ def test_rewards_are_normalised_by_component():
     assert normalizer.return_rms.var[1] > 1e4 * normalizer.return_rms.var[0]
 
 
-@pytest.mark.parametrize("kwargs", [{}, normalized_rewards(NormalizedRewardDictRolloutBuffer)], ids=["raw", "normalised"])
+@pytest.mark.parametrize("kwargs", [{}, normalized_rewards(of_dictionaries=True)], ids=["raw", "normalised"])
 def test_advantages_are_combined_by_the_weights_of_each_step(kwargs):
     env = vector_envs(wrapper=DrawnWeights)
     model = make(env, policy="MultiInputPolicy", reward_weights="observation", n_steps=32, gamma=[0.9, 0.5], **kwargs)

@@ -48,7 +48,7 @@ class Diverging(RandomEnv):
     """A simulation that ends an episode where it diverges, with a last observation that is not finite."""
 
     def __init__(self, is_cut_off: bool):
-        super().__init__(VECTOR, THREE_ACTIONS, episode_length=5)
+        super().__init__(episode_length=5)
         self.is_cut_off = is_cut_off
 
     def step(self, action):

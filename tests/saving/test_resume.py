@@ -18,16 +18,7 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.utils import LinearSchedule
 from stable_baselines3.common.vec_env import VecNormalize
 
-from sb3_ppg import (
-    PPG,
-    DrawnWeights,
-    MaskablePPG,
-    NormalizedRewardDictRolloutBuffer,
-    PhasicCallback,
-    PhasicCheckpointCallback,
-    RecurrentPPG,
-    latest_checkpoint,
-)
+from sb3_ppg import PPG, DrawnWeights, MaskablePPG, PhasicCallback, PhasicCheckpointCallback, RecurrentPPG, latest_checkpoint
 from sb3_ppg.family import FAMILY, with_preset
 from tests.helpers import VectorRewardEnv, image_space, masked_envs, normalized_rewards, random_envs, run_in_a_new_process
 from tests.saving.small_models import everything, resumed, small
@@ -80,7 +71,7 @@ SETTINGS = {
         gamma=[0.9, 0.99],
         objective="decoupled",
         replay_kwargs=dict(policy_rollouts=2),
-        **normalized_rewards(NormalizedRewardDictRolloutBuffer),
+        **normalized_rewards(of_dictionaries=True),
     ),
     "a queue of rollouts, the authors' reward normaliser": lambda: dict(
         env=discrete(), aux_buffer_kwargs=dict(capacity=4), recompute_advantages=True, **normalized_rewards()

@@ -16,19 +16,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from sb3_ppg import PPG, ArgumentError, MaskablePPG, NormalizedRewardRolloutBuffer, RecurrentPPG, RewardNormalizer
 from sb3_ppg.family import with_preset
-from tests.helpers import (
-    KINDS,
-    SMALL,
-    THREE_ACTIONS,
-    VECTOR,
-    MaskedEnv,
-    RandomEnv,
-    Reusing,
-    StepsChanged,
-    changed,
-    collect,
-    saved_and_loaded,
-)
+from tests.helpers import KINDS, SMALL, MaskedEnv, RandomEnv, Reusing, StepsChanged, changed, collect, saved_and_loaded
 from tests.helpers import make_with_papers_values as make
 
 
@@ -64,7 +52,7 @@ def trained(kind: str, wrap, **kwargs) -> PPG:
         kind, buffer_kwargs = "vectors", dict(reward_normalizer=RewardNormalizer(gamma=0.99))
         kwargs |= dict(rollout_buffer_class=NormalizedRewardRolloutBuffer, rollout_buffer_kwargs=buffer_kwargs)
     algorithm, policy, _, policy_kwargs = KINDS[kind]
-    inner = MaskedEnv if kind == "masks" else partial(RandomEnv, VECTOR, THREE_ACTIONS, episode_length=7)
+    inner = MaskedEnv if kind == "masks" else partial(RandomEnv, episode_length=7)
     env = make_vec_env(lambda: wrap(inner()), 2, seed=0)
     return algorithm(policy, env, **{**SMALL, "policy_kwargs": policy_kwargs, **kwargs}).learn(4 * 16)
 
@@ -204,7 +192,7 @@ def test_observations_of_pythons_numbers_and_of_any_shape_are_those_of_arrays(na
     arguments = {"policy": "MultiInputPolicy", **arguments, **sizes, "policy_kwargs": networks}
     trained = []
     for wrapper in (gym.Wrapper, InPython):
-        inner = MaskedEnv if cls is MaskablePPG else partial(RandomEnv, action_space=THREE_ACTIONS, episode_length=7)
+        inner = MaskedEnv if cls is MaskablePPG else partial(RandomEnv, episode_length=7)
         envs = make_vec_env(lambda make=inner, wrap=wrapper: wrap(make(PARTS)), 2, seed=0)
         model = cls(env=VecNormalize(envs, norm_obs_keys=["position", "height", "activation"]), **arguments)
         model.learn(3 * 16)
