@@ -9,6 +9,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import chdir, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -367,15 +368,9 @@ def _in_place(function: Callable[[], None], argv: list[str], cwd: Path | None, e
     return None
 
 
-def run_in_a_new_process(function: Callable[..., None], *args: Any) -> Any:
-    """Return what a function puts into the queue that is its last argument."""
-    context = multiprocessing.get_context("forkserver")
-    results = context.Queue()
-    process = context.Process(target=function, args=(*args, results))
-    process.start()
-    process.join()
-    assert process.exitcode == 0
-    return results.get(timeout=10)
+def run_in_a_new_process(function: Callable[..., Any], *args: Any) -> Any:
+    with ProcessPoolExecutor(1, multiprocessing.get_context("forkserver")) as pool:
+        return pool.submit(function, *args).result()
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = 120) -> None:

@@ -138,12 +138,9 @@ def echoes() -> gym.Env:
     return TransformObservation(env, lambda obs: np.where(obs > 0, obs, [np.nan, np.inf, 0]).astype(np.float32), None)
 
 
-class Fills(BaseFeaturesExtractor):
-    def __init__(self, observation_space):
-        super().__init__(observation_space, 3)
-
+class Fills(FlattenExtractor):
     def forward(self, observations):
-        return th.nan_to_num(observations, 0.0, 1.0, -1.0)
+        return super().forward(th.nan_to_num(observations, 0.0, 1.0, -1.0))
 
 
 def test_an_extractor_may_take_care_of_observations_that_are_not_finite(tmp_path):

@@ -52,14 +52,12 @@ def pair_of(logits, mean, log_std) -> NestedDistribution:
 
 
 def test_it_is_the_product_of_the_leaves():
-    """Compare with torch's own distributions, and by hand; the KL divergence is the sum over the leaves."""
+    """Compare with torch's own distributions; the KL divergence is the sum over the leaves."""
     logits, mean, log_std = th.tensor([[0.0, 1.0, 2.0]]), th.tensor([[0.5, -1.0]]), th.tensor([0.0, -1.0])
     distribution, row = pair_of(logits, mean, log_std), th.tensor([[2.0, 0.5, 0.0]])
     categorical, normal = th.distributions.Categorical(logits=logits), th.distributions.Normal(mean, log_std.exp())
     expected = categorical.log_prob(th.tensor([2])) + normal.log_prob(th.tensor([[0.5, 0.0]])).sum(1)
     th.testing.assert_close(distribution.log_prob(row), expected)
-    by_hand = 2 - np.log(1 + np.e + np.e**2) - np.log(2 * np.pi) + 1 - np.e**2 / 2
-    assert distribution.log_prob(row).item() == pytest.approx(by_hand)
     th.testing.assert_close(distribution.entropy(), categorical.entropy() + normal.entropy().sum(1))
     th.testing.assert_close(distribution.mode(), th.tensor([[2.0, 0.5, -1.0]]))
     assert distribution.sample().shape == (1, 3)

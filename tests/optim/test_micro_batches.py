@@ -6,7 +6,7 @@ import platform
 import subprocess
 import sys
 import weakref
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import psutil
 import pytest
@@ -145,8 +145,8 @@ MEMORY_CASES: dict[str, tuple] = {
 }
 
 
-def measure_memory(case: str, results: Any) -> None:
-    """Put a process's resident memory after each phase of a training into the queue."""
+def measure_memory(case: str) -> list[int]:
+    """Return the process's resident memory after each phase of a training."""
     cls, policy, space, policy_kwargs = MEMORY_CASES[case]
     model = cls(policy, random_envs(space, n_envs=8), **SMALL | dict(batch_size=64), policy_kwargs=policy_kwargs)
     memory = []
@@ -155,7 +155,7 @@ def measure_memory(case: str, results: Any) -> None:
         gc.collect()
         getattr(ctypes.CDLL(None), "malloc_trim", int)(0)  # what is freed is not counted
         memory.append(psutil.Process().memory_info().rss)
-    results.put(memory)
+    return memory
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 import itertools
 import re
-import warnings
 from functools import partial
 
 import gymnasium as gym
@@ -104,13 +103,11 @@ def test_the_last_reward_has_the_discounted_value_of_the_last_observation(ignore
         (dict(ends=(False, True)), 60, False, None),
     ],
 )
-def test_time_limits_that_seem_to_be_reported_as_terminations_are_warned_of_once(env, n_steps, ignored, length):
+def test_time_limits_that_seem_to_be_reported_as_terminations_are_warned_of_once(env, n_steps, ignored, length, recwarn):
     model = make(DummyVecEnv([lambda: Countdown(**env)]), n_steps=5, batch_size=5, ignore_terminations=ignored)
-    with warnings.catch_warnings(record=True) as found:
-        warnings.simplefilter("always")
-        for _ in range(n_steps // 5):  # episodes go on in the next call
-            model.learn(5, reset_num_timesteps=False)
-    messages = [str(one.message) for one in found if "ignore_terminations" in str(one.message)]
+    for _ in range(n_steps // 5):  # episodes go on in the next call
+        model.learn(5, reset_num_timesteps=False)
+    messages = [str(one.message) for one in recwarn if "ignore_terminations" in str(one.message)]
     expected = f"All of the first 10 episodes ended at step {length}, .* use `ignore_terminations`={length};"
     assert len(messages) == (length is not None) and all(re.match(expected, message) for message in messages)
 
