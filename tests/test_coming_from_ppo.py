@@ -48,12 +48,6 @@ def make(env="CartPole-v1", policy="MlpPolicy", **kwargs) -> PPG:
 # ---- environments ----
 
 
-def test_set_env_keeps_what_was_stored():
-    model = make().learn(32)
-    model.set_env(gym.make("CartPole-v1"))
-    assert model.learn(32, reset_num_timesteps=False).n_aux_phases == 1
-
-
 def test_load_for_another_number_of_environments(tmp_path):
     """Train with 8 environments and load with one, like ``enjoy``: a misfit of ``aux_batch_size`` matters only in training."""
     model = make(env=make_vec_env("CartPole-v1", 8), aux_batch_size=32 * 8 * 2).learn(32 * 8)

@@ -104,9 +104,8 @@ def test_time_limits_are_bootstrapped_by_each_component():
     collect(model)
     with th.no_grad():
         value = model.policy.predict_values(th.ones(1, 3))[0].numpy()
-    np.testing.assert_allclose(
-        model.rollout_buffer.bootstrapped[:, 0], np.outer([0, 0, 1, 0, 0, 1, 0, 0], [0.5, 0.9] * value), rtol=1e-5
-    )
+    expected = np.outer([0, 0, 1, 0, 0, 1, 0, 0], [0.5, 0.9] * value)
+    np.testing.assert_allclose(model.rollout_buffer.bootstrapped[:, 0], expected, rtol=1e-5)
 
 
 # ---- heads and units ----

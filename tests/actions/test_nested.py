@@ -6,7 +6,6 @@ import pytest
 import torch as th
 from gymnasium import spaces
 from gymnasium.wrappers import TransformAction
-from sb3_contrib.common.maskable.evaluation import evaluate_policy as evaluate_masked
 from stable_baselines3.common.distributions import CategoricalDistribution, DiagGaussianDistribution
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
@@ -179,8 +178,6 @@ def test_masks_of_leaves_become_one_row_and_others_are_refused():
 def test_excluded_actions_are_never_taken():
     model = MaskablePPG("MlpPolicy", DummyVecEnv([MaskedNested] * 2), **SMALL)
     assert_both_phases_train(model)
-    rewards, _ = evaluate_masked(model, DummyVecEnv([MaskedNested]), n_eval_episodes=2, deterministic=False, warn=False)
-    assert np.isfinite(rewards)
     logged = model.logger.name_to_value
     assert logged["train/entropy/how.1"] == pytest.approx(3 * np.log(2), rel=1e-2)
     assert logged["train/entropy/kind"] == pytest.approx(np.log(2), rel=1e-2)

@@ -4,7 +4,6 @@ import itertools
 
 import numpy as np
 import pytest
-import torch as th
 from stable_baselines3.common.buffers import RolloutBuffer
 
 from sb3_ppg import PPG, ArgumentError, PhasicCallback
@@ -220,7 +219,6 @@ def test_without_its_rollouts_a_model_goes_on_with_new_ones(tmp_path):
     assert len(other.replay.rollouts) == 1
     other.save_aux_buffer(tmp_path / "state.npz")  # what there is now
     other.load_aux_buffer(tmp_path / "state.npz")
-    assert all(th.isfinite(parameter).all() for parameter in other.policy.parameters())
 
 
 def test_replayed_rewards_are_normalised_once():
