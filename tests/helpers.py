@@ -5,12 +5,14 @@ import io
 import multiprocessing
 import os
 import re
+import socket
 import sys
 import time
 import traceback
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import chdir, redirect_stderr, redirect_stdout
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -23,11 +25,12 @@ from gymnasium import spaces
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
-from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecEnvWrapper
+from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper
 
 from sb3_ppg import PPG, ImpalaCNN, MaskablePPG, RecurrentPPG, RewardNormalizer
 from sb3_ppg.arrays import map_arrays
 from sb3_ppg.buffers.rollout_buffers import NormalizedRewardDictRolloutBuffer, NormalizedRewardRolloutBuffer
+from sb3_ppg.distributed import process_group
 from sb3_ppg.family import PAPERS_VALUES
 from sb3_ppg.losses import Losses
 from sb3_ppg.zoo import launcher
@@ -221,8 +224,7 @@ def make_with_papers_values(env: Any = "CartPole-v1", policy: str = "MlpPolicy",
 
 def make_on_images(policy_kwargs=None, n_envs: int = 4, space: spaces.Space | None = None, **kwargs) -> PPG:
     space = space or image_space(3, 36, 36)
-    env = DummyVecEnv([lambda: RandomEnv(space, spaces.Discrete(5), episode_length=7)] * n_envs)
-    env.seed(0)
+    env = random_envs(space, spaces.Discrete(5), n_envs, episode_length=7)
     impala = dict(features_extractor_class=ImpalaCNN, features_extractor_kwargs=dict(features_dim=32, channels=(8, 16)))
     arguments = SMALL | dict(batch_size=16, n_aux_epochs=2, aux_batch_size=16, policy_kwargs=impala | (policy_kwargs or {}))
     return PPG("CnnPolicy", env, **arguments | kwargs)
@@ -371,6 +373,29 @@ def _in_place(function: Callable[[], None], argv: list[str], cwd: Path | None, e
 def run_in_a_new_process(function: Callable[..., Any], *args: Any) -> Any:
     with ProcessPoolExecutor(1, multiprocessing.get_context("forkserver")) as pool:
         return pool.submit(function, *args).result()
+
+
+def free_port() -> int:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        return listening.getsockname()[1]
+
+
+def work(rank: int, size: int, port: int, folder: Path, task: Callable, arguments: tuple) -> Any:
+    """Do a task as one of the processes that ``torchrun`` starts."""
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(size))
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    th.set_num_threads(1)
+    os.chdir(folder)
+    with process_group(timeout=20, start_timeout=20):
+        return task(*arguments)
+
+
+def in_processes(task: Callable, folder: Path, *arguments: Any, size: int = 2) -> list[Any]:
+    """Call a function of a module in several processes, in a process group and a folder; return what it returns in each."""
+    port = free_port()
+    with ProcessPoolExecutor(size, multiprocessing.get_context("forkserver")) as pool:
+        return [*pool.map(work, range(size), *map(repeat, (size, port, folder, task, arguments)))]
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = 120) -> None:

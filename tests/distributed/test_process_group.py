@@ -21,9 +21,8 @@ from stable_baselines3.common.vec_env import SubprocVecEnv, VecNormalize
 from sb3_ppg import ArgumentError, PhasicCheckpointCallback, aux_buffer_path, latest_checkpoint, process_group
 from sb3_ppg.distributed import choose_backend, gather, n_processes, rank
 from sb3_ppg.errors import NonFiniteError, ProcessGroupError, WorkerError
-from tests.distributed.several import free_port, in_processes
 from tests.distributed.test_processes import N_ENVS, N_STEPS, PHASE, make, random_env, shared_state
-from tests.helpers import run_in_a_new_process
+from tests.helpers import free_port, in_processes, run_in_a_new_process
 from tests.saving.small_models import numbers_of, resumed
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]

@@ -34,6 +34,7 @@ class EWMATraining(GoldenTraining):
         if setting["staleness_loss"] != "decoupled":
             objective, kwargs = "ppg", {}
         self.staleness, self.n_pi = setting["staleness"], setting["n_pi"]
+        self.is_proximal = setting["staleness_loss"] == "proximal"
         self.n_value_epochs = None if setting["n_epoch_vf"] == setting["n_epoch_pi"] else setting["n_epoch_vf"]
         super().__init__(
             file,
@@ -69,7 +70,7 @@ class EWMATraining(GoldenTraining):
         log_probs = self.golden[f"{key}/logp_old"]
         if f"{key}/logp_recomputed" in self.golden:
             self.check(self.present_log_prob(rollout), f"{key}/logp_recomputed")
-        if self.setting("staleness_loss") == "proximal":
+        if self.is_proximal:
             log_probs = self.present_log_prob(rollout)
         if f"{key}/logp_importance" in self.golden:
             self.check(log_probs, f"{key}/logp_importance")
