@@ -296,8 +296,10 @@ def test_rewards_that_are_combined_inside_stay_as_they_are():
             obs, vector, *rest, info = self.env.step(action)
             return obs, float(vector.sum()), *rest, {**info, "vector_reward": vector}
 
-    PPG("MlpPolicy", Combined(VectorRewardEnv()), **SMALL).learn(16)
-    PPG("MlpPolicy", Combined(VectorRewardEnv()), reward_weights=[1.0, 1.0], **SMALL).learn(16)
+    for given, used in ((None, [1, 1]), ([1.0, 3.0], [1, 3])):
+        model = PPG("MlpPolicy", Combined(VectorRewardEnv()), reward_weights=given, **SMALL).learn(16)
+        _, rewards, _, infos = model.env.step([1])
+        np.testing.assert_allclose(rewards, [used @ infos[0]["vector_reward"]], rtol=1e-6)
 
 
 def test_a_bad_component_is_named():
