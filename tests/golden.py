@@ -103,11 +103,8 @@ class GoldenTraining:
         self.golden, self.monkeypatch, self.dtype = Numbers(file), monkeypatch, dtype
         self.n_envs, self.n_steps = self.golden["roll0/action"].shape
         double = dtype == th.float64
-        extractor = dict(
-            channels=tuple(self.setting("channels", (4, 6))),
-            features_dim=int(self.setting("outsize", 16)),
-            normalized_image=double,
-        )
+        its = {"channels": (4, 6), "outsize": 16, **settings(file)}
+        extractor = dict(channels=tuple(its["channels"]), features_dim=int(its["outsize"]), normalized_image=double)
         self.model = PPG(
             "CnnPolicy",
             VecTransposeImage(DummyVecEnv([ImageEnv] * self.n_envs)),
@@ -145,9 +142,6 @@ class GoldenTraining:
     def _record_gradient(self, name: str, parameter: th.Tensor) -> None:
         assert parameter.grad is not None
         self.steps[-1].gradient_norms[name] = parameter.grad.norm().item()
-
-    def setting(self, name: str, default: Any = None) -> Any:
-        return self.golden.get(f"settings/{name}", default)
 
     def named_parameters(self) -> dict[str, th.nn.Parameter]:
         """Return the parameters of the policy and of the objective's own networks."""

@@ -5,11 +5,14 @@ import io
 import multiprocessing
 import os
 import re
+import socket
 import sys
 import time
 import traceback
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import chdir, redirect_stderr, redirect_stdout
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -22,14 +25,18 @@ from gymnasium import spaces
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
-from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecEnvWrapper
+from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper
 
-from sb3_ppg import PPG, ImpalaCNN, MaskablePPG, NormalizedRewardRolloutBuffer, RecurrentPPG, RewardNormalizer
+from sb3_ppg import PPG, ImpalaCNN, MaskablePPG, RecurrentPPG, RewardNormalizer
 from sb3_ppg.arrays import map_arrays
+from sb3_ppg.buffers.rollout_buffers import NormalizedRewardDictRolloutBuffer, NormalizedRewardRolloutBuffer
+from sb3_ppg.distributed import process_group
 from sb3_ppg.family import PAPERS_VALUES
 from sb3_ppg.losses import Losses
 from sb3_ppg.zoo import launcher
 
+ROOT = Path(__file__).parent.parent
+VECTOR, THREE_ACTIONS = spaces.Box(-1, 1, (3,)), spaces.Discrete(3)
 # Older versions of torch train without compiling
 needs_compiler = pytest.mark.skipif(
     "isolate_recompiles" not in inspect.signature(th.compile).parameters, reason="updates are compiled by torch 2.13"
@@ -39,7 +46,9 @@ needs_compiler = pytest.mark.skipif(
 class RandomEnv(gym.Env):
     """Random observations of any space, reproducible from the seed; the reward is the first number of the observation."""
 
-    def __init__(self, observation_space: spaces.Space, action_space: spaces.Space, episode_length: int = 20):
+    def __init__(
+        self, observation_space: spaces.Space = VECTOR, action_space: spaces.Space = THREE_ACTIONS, episode_length: int = 20
+    ):
         self.observation_space = observation_space
         self.action_space = action_space
         self.episode_length = episode_length
@@ -72,14 +81,6 @@ class VectorRewardEnv(RandomEnv):
         return obs, vector, bool(obs[2] > 0.9), truncated, info
 
 
-class FirstReward(gym.Wrapper):
-    """The first component of vector rewards as the reward."""
-
-    def step(self, action):
-        obs, vector, *rest = self.env.step(action)
-        return obs, float(vector[0]), *rest
-
-
 class BatchNormExtractor(BaseFeaturesExtractor):
     """Layers that behave differently in training mode."""
 
@@ -92,8 +93,6 @@ class BatchNormExtractor(BaseFeaturesExtractor):
         return self.layers(observations)
 
 
-ROOT = Path(__file__).parent.parent
-VECTOR = spaces.Box(-1, 1, (3,))
 MASKED_ACTIONS = {
     "Discrete": (spaces.Discrete(5), [5]),
     "MultiDiscrete": (spaces.MultiDiscrete([3, 2, 4]), [3, 2, 4]),
@@ -166,7 +165,6 @@ def image_space(*shape: int) -> spaces.Box:
     return spaces.Box(0, 255, shape, np.uint8)
 
 
-THREE_ACTIONS = spaces.Discrete(3)
 BOX = spaces.Box(-1.0, 2.0, (2,))
 DICT = spaces.Dict(image=image_space(36, 36, 1), vector=VECTOR)
 NESTED = spaces.Dict(
@@ -226,27 +224,27 @@ def make_with_papers_values(env: Any = "CartPole-v1", policy: str = "MlpPolicy",
 
 def make_on_images(policy_kwargs=None, n_envs: int = 4, space: spaces.Space | None = None, **kwargs) -> PPG:
     space = space or image_space(3, 36, 36)
-    env = DummyVecEnv([lambda: RandomEnv(space, spaces.Discrete(5), episode_length=7)] * n_envs)
-    env.seed(0)
+    env = random_envs(space, spaces.Discrete(5), n_envs, episode_length=7)
     impala = dict(features_extractor_class=ImpalaCNN, features_extractor_kwargs=dict(features_dim=32, channels=(8, 16)))
     arguments = SMALL | dict(batch_size=16, n_aux_epochs=2, aux_batch_size=16, policy_kwargs=impala | (policy_kwargs or {}))
     return PPG("CnnPolicy", env, **arguments | kwargs)
 
 
-def normalized_rewards(cls: type = NormalizedRewardRolloutBuffer, **kwargs: Any) -> dict[str, Any]:
-    """Return the arguments for the authors' reward normalizer."""
+def normalized_rewards(cls: type | None = None, of_dictionaries: bool = False, **kwargs: Any) -> dict[str, Any]:
+    """Return the arguments for the authors' reward normalizer; ``cls`` is another class of rollout buffers."""
+    cls = cls or (NormalizedRewardDictRolloutBuffer if of_dictionaries else NormalizedRewardRolloutBuffer)
     return dict(rollout_buffer_class=cls, rollout_buffer_kwargs=dict(reward_normalizer=RewardNormalizer(**kwargs)))
 
 
-def collect(model: PPG) -> None:
+def collect(model: PPG, **arguments: Any) -> None:
     """Collect one rollout, without its update."""
     with patch.object(model, "train"):
-        model.learn(model.n_steps * model.n_envs, log_interval=None)
+        model.learn(model.n_steps * model.n_envs, log_interval=None, **arguments)
 
 
-def learn_and_log(model: BaseAlgorithm, total_timesteps: int) -> dict[str, Any]:
+def learn_and_log(model: BaseAlgorithm, total_timesteps: int, **arguments: Any) -> dict[str, Any]:
     """Train, and return the latest value under each name in the log."""
-    model.learn(total_timesteps, log_interval=None)  # otherwise it is gone once it is written
+    model.learn(total_timesteps, log_interval=None, **arguments)  # otherwise it is gone once it is written
     return dict(model.logger.name_to_value)
 
 
@@ -255,13 +253,22 @@ def weights(model: BaseAlgorithm) -> dict[str, th.Tensor]:
     return {name: value.clone() for name, value in model.policy.state_dict().items()}
 
 
-def changed(before: dict[str, th.Tensor], after: dict[str, th.Tensor]) -> set[str]:
-    """Return the names of tensors that differ."""
-    return {name for name in before if not th.equal(before[name], after[name])}
+def changed(before: dict[str, th.Tensor] | BaseAlgorithm, after: dict[str, th.Tensor] | BaseAlgorithm) -> set[str]:
+    """Return the names of tensors that differ, or of weights of two models."""
+    one, other = (weights(each) if isinstance(each, BaseAlgorithm) else each for each in (before, after))
+    return {name for name in one if not th.equal(one[name], other[name])}
 
 
 def code_blocks(page: str) -> list[str]:
     return re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), flags=re.DOTALL)
+
+
+def names_of(page: str, word: str) -> dict[str, Any]:
+    """Return the names that the page's block with this word defines before it makes a model."""
+    (code,) = (block for block in code_blocks(page) if word in block)
+    names: dict[str, Any] = {}
+    exec(code.split("model = PPG(")[0], names)
+    return names
 
 
 def calls_of(owner: Any, name: str) -> list[tuple[tuple, Any]]:
@@ -283,20 +290,6 @@ def auxiliary_batch_sizes(model: PPG, total_timesteps: int) -> list[int]:
     calls = calls_of(model.objective, "auxiliary_losses")
     model.learn(total_timesteps)
     return [len(batch.value_targets) for (_, _, batch, _), _ in calls]
-
-
-def fill_phase(model: PPG) -> None:
-    """Collect the rollouts of a phase and do their updates, without the auxiliary phase."""
-    for _ in range(model.n_policy_iterations):
-        collect(model)
-        update_policy(model)
-        model.aux_buffer.add(model.rollout_buffer, model.aux_data(model.rollout_end))
-
-
-def update_policy(model: PPG) -> None:
-    """Do the update of the policy phase on the latest rollout."""
-    with model.replay.learning_from(model.rollout_buffer, model.rollout_end):
-        model.policy_phase()
 
 
 def untrained(model: PPG, n_rollouts: int) -> set[str]:
@@ -377,15 +370,32 @@ def _in_place(function: Callable[[], None], argv: list[str], cwd: Path | None, e
     return None
 
 
-def run_in_a_new_process(function: Callable[..., None], *args: Any) -> Any:
-    """Return what a function puts into the queue that is its last argument."""
-    context = multiprocessing.get_context("forkserver")
-    results = context.Queue()
-    process = context.Process(target=function, args=(*args, results))
-    process.start()
-    process.join()
-    assert process.exitcode == 0
-    return results.get(timeout=10)
+def run_in_a_new_process(function: Callable[..., Any], *args: Any) -> Any:
+    with ProcessPoolExecutor(1, multiprocessing.get_context("forkserver")) as pool:
+        return pool.submit(function, *args).result()
+
+
+def free_port() -> int:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        return listening.getsockname()[1]
+
+
+def work(rank: int, size: int, port: int, folder: Path, task: Callable, arguments: tuple) -> Any:
+    """Do a task as one of the processes that ``torchrun`` starts."""
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(size))
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    th.set_num_threads(1)
+    os.chdir(folder)
+    with process_group(timeout=20, start_timeout=20):
+        return task(*arguments)
+
+
+def in_processes(task: Callable, folder: Path, *arguments: Any, size: int = 2) -> list[Any]:
+    """Call a function of a module in several processes, in a process group and a folder; return what it returns in each."""
+    port = free_port()
+    with ProcessPoolExecutor(size, multiprocessing.get_context("forkserver")) as pool:
+        return [*pool.map(work, range(size), *map(repeat, (size, port, folder, task, arguments)))]
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = 120) -> None:

@@ -22,10 +22,9 @@ def try_out(wheel: Path, python: str) -> None:
     commands = [shlex.split(line, comments=True) for line in re.findall(r"^sb3-ppg .*", readme, re.MULTILINE)]
     with TemporaryDirectory() as environment, TemporaryDirectory() as folder:
         subprocess.run([python, "-m", "venv", environment], check=True)
-        programs = next(path for path in (Path(environment, "bin"), Path(environment, "Scripts")) if path.exists())
 
         def run(program: str, *arguments: str) -> str:
-            command = [str(programs / program), *arguments]
+            command = [str(Path(environment, "bin", program)), *arguments]
             return subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, text=True, check=True).stdout
 
         run("python", "-m", "pip", "install", "--quiet", "-c", str(ROOT / "constraints.txt"), f"{wheel}[zoo,plots]")

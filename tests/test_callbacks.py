@@ -118,13 +118,7 @@ def test_the_log_describes_the_policy_after_the_auxiliary_phase():
             for name, predicted in (("explained_variance", values), ("aux_explained_variance", aux_values)):
                 seen[name] = (1 - (batch.value_targets - predicted).var() / batch.value_targets.var()).item()
 
-    logged: dict = {}
-
-    class Keep(PhasicCallback):
-        def _on_training_end(self) -> None:
-            logged.update(self.model.logger.name_to_value)
-
-    model.learn(PHASE, callback=[Look(), Keep()], log_interval=None)
+    logged = learn_and_log(model, PHASE, callback=Look())
     for name, value in seen.items():
         assert logged[f"aux/{name}"] == pytest.approx(value, rel=1e-4, abs=1e-6), name
     assert logged["aux/kl"] > 0 and logged["aux/final_kl"] > 0

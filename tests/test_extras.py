@@ -1,8 +1,10 @@
-"""Errors of a newcomer: a missing extra, a wrong name, a model without an environment."""
+"""Errors of a newcomer: a missing extra, a wrong name, an environment that returns something else."""
 
-import subprocess
 import sys
 import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -12,65 +14,54 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.error import DependencyNotInstalled
 from packaging.requirements import Requirement
 
-from sb3_ppg import PPG, ArgumentError, MaskablePPG, RecurrentPPG
+from sb3_ppg import PPG, ArgumentError, MaskablePPG, zoo
 from sb3_ppg.errors import EXTRAS, MissingExtraError, missing_extras_named, pip_install, requirement
-from tests.helpers import ROOT, SMALL, VECTOR, RandomEnv
+from tests.helpers import ROOT, SMALL, VECTOR, RandomEnv, run, run_in_a_new_process
 
 pytestmark = pytest.mark.slow
 
-# Prints the error of each statement in a process that cannot import some modules of extras
-COMMANDS = """
-import sys
+# Commands, and the extra that each of them misses
+COMMANDS = {
+    "train --env HalfCheetah-v5": "mujoco",
+    "train --env LunarLander-v3": "box2d",
+    "train --env LunarLander-v3 --vec-env subproc": "box2d",
+    "train --algo ppo --env LunarLander-v3": "box2d",
+    "plot_train -e CartPole-v1 -f logs": "plots",
+    "enjoy --env ALE/Pong-v5": "atari",
+}
 
-def attempt(function, *arguments, **options):
-    try:
-        function(*arguments, **options)
-    except (SystemExit, ImportError) as error:
-        print("ERROR", error, flush=True)
 
-from sb3_ppg.zoo import launcher
+def errors_without_extras(folder: Path) -> list[str]:
+    """Return what commands and calls say in a process without extras: first RL Zoo and its requirements, then others."""
 
-def command(line):
-    sys.argv = ["sb3-ppg", *line.split()]
-    launcher.main()
+    def error(function: Callable, *arguments: Any) -> str:
+        with pytest.raises(MissingExtraError) as raised:
+            function(*arguments)
+        return str(raised.value)
 
-"""
+    def command(line: str) -> str:
+        return run(*line.split(), cwd=folder, fails=True)
+
+    of_the_zoo = dict.fromkeys(("yaml", "rl_zoo3", "pygame"))
+    sys.modules.update(of_the_zoo)
+    said = [command("train --env CartPole-v1"), error(lambda: zoo.register())]
+    for name in of_the_zoo:
+        del sys.modules[name]
+    sys.modules.update(dict.fromkeys(("mujoco", "Box2D", "seaborn", "ale_py")))
+    said += [*map(command, COMMANDS), error(PPG, "MlpPolicy", "LunarLander-v3")]
+    sys.modules["tensorboard"] = None
+    said.append(error(PPG("MlpPolicy", "CartPole-v1", tensorboard_log=str(folder / "tb")).learn, 10))
+    return [*said, command("train --env CartPole-v1 -n 64 --tensorboard-log tb")]
 
 
 def test_a_missing_extra_is_one_line_of_the_zoos_commands_and_in_python(tmp_path):
-    """First as after ``pip install .``, without RL Zoo and its requirements."""
-    commands = {
-        "train --env HalfCheetah-v5": "mujoco",
-        "train --env LunarLander-v3": "box2d",
-        "train --env LunarLander-v3 --vec-env subproc": "box2d",
-        "train --algo ppo --env LunarLander-v3": "box2d",
-        "plot_train -e CartPole-v1 -f logs": "plots",
-        "enjoy --env ALE/Pong-v5": "atari",
-    }
-    lines = [
-        "sys.modules.update(dict.fromkeys(('yaml', 'rl_zoo3', 'pygame')))",
-        "from sb3_ppg import PPG, zoo",
-        "attempt(command, 'train --env CartPole-v1')",
-        "attempt(lambda: zoo.register())",
-        "del sys.modules['yaml'], sys.modules['rl_zoo3'], sys.modules['pygame']",
-        "sys.modules.update(dict.fromkeys(('mujoco', 'Box2D', 'seaborn', 'ale_py')))",
-        *(f"attempt(command, {line!r})" for line in commands),
-        "attempt(PPG, 'MlpPolicy', 'LunarLander-v3')",
-        "sys.modules['tensorboard'] = None",
-        "attempt(PPG('MlpPolicy', 'CartPole-v1', tensorboard_log='tb').learn, 10)",
-        "attempt(command, 'train --env CartPole-v1 -n 64 --tensorboard-log tb')",
-    ]
-    code = COMMANDS + "\n".join(lines)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
-    assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
-    errors = [line.removeprefix("ERROR ") for line in done.stdout.splitlines() if line.startswith("ERROR ")]
-    *said, in_python, logs_in_python, logs_of_a_command = errors[2:]
-    assert all(error.endswith(pip_install("zoo")) for error in errors[:2]), errors
-    for (line, extra), error in zip(commands.items(), said, strict=True):
-        assert error.startswith(f"sb3-ppg {line.split()[0]}: ") and error.endswith(pip_install(extra)), error
+    *of_the_zoo, in_python, logs_in_python, logs_of_a_command = run_in_a_new_process(errors_without_extras, tmp_path)
+    for line, text, extra in zip(("train", "", *COMMANDS), of_the_zoo, ("zoo", "zoo", *COMMANDS.values()), strict=True):
+        name = f"sb3-ppg {line.split()[0]}: " if line else ""
+        assert name in text and text.endswith(pip_install(extra)) and "Traceback" not in text, text
     assert in_python == f"Box2D is not installed: {pip_install('box2d')}"
     assert logs_in_python == f"tensorboard is not installed: {pip_install('tensorboard')}"
-    assert logs_of_a_command == f"sb3-ppg train: {logs_in_python}"
+    assert logs_of_a_command.endswith(f"sb3-ppg train: {logs_in_python}")
 
 
 def test_an_error_that_a_missing_module_has_caused_names_its_extra_and_others_stay_what_they_are():
@@ -176,13 +167,3 @@ def test_observations_that_sb3_does_not_take_name_the_wrapper():
         PPG("MlpPolicy", gymnasium.wrappers.FlattenObservation(env), **SMALL)
     with pytest.raises(NotImplementedError, match="ObservationWrapper"):
         PPG("MlpPolicy", RandomEnv(spaces.Sequence(part), spaces.Discrete(2)))
-
-
-def test_a_model_that_was_loaded_without_an_environment_says_what_it_needs(tmp_path):
-    made = RecurrentPPG("MlpLstmPolicy", "CartPole-v1", n_steps=16, batch_size=16)
-    made.save(tmp_path / "model")
-    model = RecurrentPPG.load(tmp_path / "model")
-    with pytest.raises(ArgumentError, match=r"`load\(\.\.\., env=\.\.\.\)` or `set_env\(\.\.\.\)`"):
-        model.learn(16)
-    model.set_env(made.get_env())
-    assert model.learn(16).num_timesteps == 16

@@ -1,6 +1,5 @@
 """RecurrentPPG: sequences start from their stored memory, and padding has no effect."""
 
-import warnings
 from functools import partial
 from unittest.mock import patch
 
@@ -15,18 +14,7 @@ from torch import nn
 from sb3_ppg import ArgumentError, NonFiniteLossError, NormalizedRewardRolloutBuffer, PhasicCallback, RecurrentPPG
 from sb3_ppg.losses import Losses
 from sb3_ppg.policies.lstm import RecurrentPhasicActorCriticPolicy, last_states, pack_states, run_lstm, unpack_states
-from tests.helpers import (
-    BOX,
-    DICT,
-    SMALL,
-    VECTOR,
-    Clock,
-    assert_trains_like,
-    auxiliary_batch_sizes,
-    calls_of,
-    collect,
-    random_envs,
-)
+from tests.helpers import BOX, DICT, SMALL, Clock, assert_trains_like, auxiliary_batch_sizes, calls_of, collect, random_envs
 
 make_env = partial(random_envs, episode_length=5)
 # Names of RecurrentPPO's arguments
@@ -72,16 +60,16 @@ def test_sequences_at_once_are_sequences_step_by_step(n_sequences, length, rate,
 
 
 @pytest.mark.parametrize(
-    ("policy", "space", "actions", "mode", "kwargs"),
+    ("policy", "its_spaces", "mode", "kwargs"),
     [
-        ("MlpLstmPolicy", VECTOR, spaces.Discrete(3), "separate", dict()),
-        ("MlpLstmPolicy", VECTOR, spaces.MultiDiscrete([2, 3]), "shared", dict(clip_range_vf=0.2)),
-        ("MlpLstmPolicy", VECTOR, BOX, "none", dict(use_sde=True, sde_sample_freq=4)),
-        ("MultiInputLstmPolicy", DICT, spaces.Discrete(3), "separate", dict()),
+        ("MlpLstmPolicy", dict(), "separate", dict()),
+        ("MlpLstmPolicy", dict(action_space=spaces.MultiDiscrete([2, 3])), "shared", dict(clip_range_vf=0.2)),
+        ("MlpLstmPolicy", dict(action_space=BOX), "none", dict(use_sde=True, sde_sample_freq=4)),
+        ("MultiInputLstmPolicy", dict(observation_space=DICT), "separate", dict()),
     ],
     ids=["Discrete", "MultiDiscrete", "gSDE", "Dict"],
 )
-def test_without_auxiliary_epochs_it_is_recurrent_ppo(policy, space, actions, kwargs, mode, monkeypatch):
+def test_without_auxiliary_epochs_it_is_recurrent_ppo(policy, its_spaces, kwargs, mode, monkeypatch):
     """
     Minibatches are whole rollouts, so that their order does not matter, and SGD is used because Adam would magnify rounding.
     Time limits bootstrap from the right states. RecurrentPPO's random cut of the gradient through time is switched off.
@@ -90,10 +78,10 @@ def test_without_auxiliary_epochs_it_is_recurrent_ppo(policy, space, actions, kw
     common = dict(n_steps=16, batch_size=32, n_epochs=2, learning_rate=0.1, normalize_advantage=False, max_grad_norm=0.5)
     common |= dict(gamma=0.99, ent_coef=0.01, device="cpu", **kwargs)
     policy_kwargs = dict(lstm_hidden_size=8, optimizer_class=th.optim.SGD, **MODES[mode])
-    ppo = RecurrentPPO(policy, make_env(space, actions), seed=1, policy_kwargs=policy_kwargs, **common)
+    ppo = RecurrentPPO(policy, make_env(**its_spaces), seed=1, policy_kwargs=policy_kwargs, **common)
     if policy.startswith("Multi"):
         policy_kwargs = {**policy_kwargs, "share_features_extractor": True}
-    ours = RecurrentPPG(policy, make_env(space, actions), seed=2, n_aux_epochs=0, policy_kwargs=policy_kwargs, **common)
+    ours = RecurrentPPG(policy, make_env(**its_spaces), seed=2, n_aux_epochs=0, policy_kwargs=policy_kwargs, **common)
     assert_trains_like(ours, ppo, 16 * 2 * 3)
 
 
@@ -135,13 +123,11 @@ def test_an_epoch_is_every_sample_once_in_sequences():
     ("n_steps", "batch_size", "length", "n_samples"),
     [(50, 64, 50, [50, 50]), (8, 12, 8, [8, 8]), (12, 8, 6, [6, 6, 6, 6]), (8, 24, 8, [16]), (30, 14, 10, [10] * 6)],
 )
-def test_any_batch_size_of_whole_sequences(n_steps, batch_size, length, n_samples):
+def test_any_batch_size_of_whole_sequences(n_steps, batch_size, length, n_samples, recwarn):
     """Minibatches have at most ``batch_size`` samples and consist of equal parts of a rollout."""
-    with warnings.catch_warnings(record=True) as warned:
-        warnings.simplefilter("always")
-        model = make(n_steps=n_steps, batch_size=batch_size)
+    model = make(n_steps=n_steps, batch_size=batch_size)
     expected = f"sequences of {length} steps: they have {n_samples[0]} samples"
-    assert any(expected in str(warning.message) for warning in warned) == (batch_size % length > 0)
+    assert any(expected in str(warning.message) for warning in recwarn) == (batch_size % length > 0)
     collect(model)
     batches = list(model.rollout_buffer.get(batch_size))
     assert [len(batch.actions) for batch in batches] == n_samples

@@ -37,8 +37,7 @@ def try_out(python: str, extras: tuple[str, ...], constraints: dict[str, str]) -
     """
     with TemporaryDirectory() as folder:
         subprocess.run([python, "-m", "venv", folder], check=True)
-        own = next(path for path in (Path(folder, "bin", "python"), Path(folder, "Scripts", "python.exe")) if path.exists())
-        pinned = Path(folder, "constraints.txt")
+        own, pinned = Path(folder, "bin", "python"), Path(folder, "constraints.txt")
         pinned.write_text("\n".join(f"{name}=={version}" for name, version in constraints.items()))
         install = [own, "-m", "pip", "install", "--quiet"]
         subprocess.run([*install, "--upgrade", "pip"], check=True)

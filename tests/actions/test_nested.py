@@ -6,7 +6,6 @@ import pytest
 import torch as th
 from gymnasium import spaces
 from gymnasium.wrappers import TransformAction
-from sb3_contrib.common.maskable.evaluation import evaluate_policy as evaluate_masked
 from stable_baselines3.common.distributions import CategoricalDistribution, DiagGaussianDistribution
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
@@ -52,14 +51,12 @@ def pair_of(logits, mean, log_std) -> NestedDistribution:
 
 
 def test_it_is_the_product_of_the_leaves():
-    """Compare with torch's own distributions, and by hand; the KL divergence is the sum over the leaves."""
+    """Compare with torch's own distributions; the KL divergence is the sum over the leaves."""
     logits, mean, log_std = th.tensor([[0.0, 1.0, 2.0]]), th.tensor([[0.5, -1.0]]), th.tensor([0.0, -1.0])
     distribution, row = pair_of(logits, mean, log_std), th.tensor([[2.0, 0.5, 0.0]])
     categorical, normal = th.distributions.Categorical(logits=logits), th.distributions.Normal(mean, log_std.exp())
     expected = categorical.log_prob(th.tensor([2])) + normal.log_prob(th.tensor([[0.5, 0.0]])).sum(1)
     th.testing.assert_close(distribution.log_prob(row), expected)
-    by_hand = 2 - np.log(1 + np.e + np.e**2) - np.log(2 * np.pi) + 1 - np.e**2 / 2
-    assert distribution.log_prob(row).item() == pytest.approx(by_hand)
     th.testing.assert_close(distribution.entropy(), categorical.entropy() + normal.entropy().sum(1))
     th.testing.assert_close(distribution.mode(), th.tensor([[2.0, 0.5, -1.0]]))
     assert distribution.sample().shape == (1, 3)
@@ -181,8 +178,6 @@ def test_masks_of_leaves_become_one_row_and_others_are_refused():
 def test_excluded_actions_are_never_taken():
     model = MaskablePPG("MlpPolicy", DummyVecEnv([MaskedNested] * 2), **SMALL)
     assert_both_phases_train(model)
-    rewards, _ = evaluate_masked(model, DummyVecEnv([MaskedNested]), n_eval_episodes=2, deterministic=False, warn=False)
-    assert np.isfinite(rewards)
     logged = model.logger.name_to_value
     assert logged["train/entropy/how.1"] == pytest.approx(3 * np.log(2), rel=1e-2)
     assert logged["train/entropy/kind"] == pytest.approx(np.log(2), rel=1e-2)
@@ -203,8 +198,8 @@ VEC_ENVS = {
 def test_vectorized_environments_take_the_structure(kind):
     env = VEC_ENVS[kind]()
     model = PPG("MlpPolicy", env, **SMALL).learn(32)
-    reward, _ = evaluate_policy(model, model.get_env(), n_eval_episodes=2, deterministic=False)
-    assert np.isfinite(reward)
+    _, lengths = evaluate_policy(model, model.get_env(), 2, deterministic=False, return_episode_rewards=True)
+    assert lengths == [5, 5]
     model.get_env().close()
 
 

@@ -4,7 +4,6 @@ import itertools
 
 import numpy as np
 import pytest
-import torch as th
 from stable_baselines3.common.buffers import RolloutBuffer
 
 from sb3_ppg import PPG, ArgumentError, PhasicCallback
@@ -12,7 +11,7 @@ from sb3_ppg.buffers.replay import RolloutReplay
 from sb3_ppg.family import PAPERS_VALUES, with_preset
 from sb3_ppg.training.preparing import recompute_advantages
 from tests.buffers.test_aux_buffer import DICT, IMAGES, N_ENVS, N_STEPS, ReusingRolloutBuffer, fill, make_rollout_buffer
-from tests.helpers import changed, learn_and_log, make_kind, normalized_rewards, saved_and_loaded, weights
+from tests.helpers import changed, learn_and_log, make_kind, normalized_rewards, saved_and_loaded
 
 
 def replay_of(n_collected: int, cls: type[RolloutBuffer] | None = None, space=IMAGES, **kwargs) -> RolloutReplay:
@@ -110,7 +109,7 @@ def flat(arrays: dict) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("kind", ["own arrays", "LSTM"])
 def test_one_rollout_is_no_replay(kind):
     models = [make(kind, n_epochs=2, replay_kwargs=kwargs).learn(4 * 16) for kwargs in (None, dict(policy_rollouts=1))]
-    assert not changed(*map(weights, models))
+    assert not changed(*models)
 
 
 @pytest.mark.parametrize("kind", ["own arrays", "LSTM"])
@@ -220,7 +219,6 @@ def test_without_its_rollouts_a_model_goes_on_with_new_ones(tmp_path):
     assert len(other.replay.rollouts) == 1
     other.save_aux_buffer(tmp_path / "state.npz")  # what there is now
     other.load_aux_buffer(tmp_path / "state.npz")
-    assert all(th.isfinite(parameter).all() for parameter in other.policy.parameters())
 
 
 def test_replayed_rewards_are_normalised_once():

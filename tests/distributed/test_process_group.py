@@ -21,9 +21,8 @@ from stable_baselines3.common.vec_env import SubprocVecEnv, VecNormalize
 from sb3_ppg import ArgumentError, PhasicCheckpointCallback, aux_buffer_path, latest_checkpoint, process_group
 from sb3_ppg.distributed import choose_backend, gather, n_processes, rank
 from sb3_ppg.errors import NonFiniteError, ProcessGroupError, WorkerError
-from tests.distributed.several import free_port, in_processes
 from tests.distributed.test_processes import N_ENVS, N_STEPS, PHASE, make, random_env, shared_state
-from tests.helpers import run_in_a_new_process
+from tests.helpers import free_port, in_processes, run_in_a_new_process
 from tests.saving.small_models import numbers_of, resumed
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
@@ -254,7 +253,7 @@ def test_processes_communicate_by_nccl_if_each_has_a_gpu_of_its_own():
     assert choose_backend(["node 1", "other 1"]) == "cpu:gloo,cuda:nccl"
 
 
-def train_without_process_groups(results: Any) -> None:
+def train_without_process_groups() -> int:
     """Import and train where torch was built without process groups."""
     dist.is_available = lambda: False
     for name in ("Store", "is_initialized", "PrefixStore", "TCPStore"):
@@ -263,7 +262,7 @@ def train_without_process_groups(results: Any) -> None:
         del sys.modules[name]
     algorithm = importlib.import_module("sb3_ppg").PPG
     model = algorithm("MlpPolicy", "CartPole-v1", n_steps=32, n_policy_iterations=1, device="cpu", compile_updates=False)
-    results.put(model.learn(64).n_aux_phases)
+    return model.learn(64).n_aux_phases
 
 
 def test_torch_without_process_groups():

@@ -19,7 +19,6 @@ from sb3_ppg import PPG, ImpalaCNN, MaskablePPG, PhasicCheckpointCallback, Recur
 from sb3_ppg.distributed import gather, n_processes, rank
 from sb3_ppg.errors import ProcessGroupError
 from sb3_ppg.family import with_preset
-from tests.distributed.several import in_processes
 from tests.helpers import (
     BOX,
     MIXED,
@@ -31,6 +30,7 @@ from tests.helpers import (
     RandomEnv,
     VectorRewardEnv,
     image_space,
+    in_processes,
     learn_and_log,
     normalized_rewards,
     random_envs,
@@ -186,10 +186,7 @@ OPTIONS: dict[str, dict] = {
     "LSTM": dict(algorithm=RecurrentPPG, policy="MlpLstmPolicy"),
     "masks": dict(algorithm=MaskablePPG),
 }
-OF_ALL_SAMPLES = (
-    *("train/explained_variance", "train/approx_kl"),
-    *("aux/explained_variance", "aux/aux_explained_variance", "aux/final_kl"),
-)
+OF_ALL_SAMPLES = "train/explained_variance train/approx_kl aux/explained_variance aux/aux_explained_variance aux/final_kl"
 
 
 def train_without_chance(n_envs: int, options: dict) -> tuple[np.ndarray, list[float], dict[str, bytes]]:
@@ -214,7 +211,7 @@ def train_without_chance(n_envs: int, options: dict) -> tuple[np.ndarray, list[f
     assert model.num_timesteps == 4 * n_steps * 4
     end = th.nn.utils.parameters_to_vector(parameters).detach()
     assert (end - start).abs().max() > 1e-3
-    of_all_samples = [logged[name] for name in OF_ALL_SAMPLES if options == OPTIONS["default"]]
+    of_all_samples = [logged[name] for name in OF_ALL_SAMPLES.split() if options == OPTIONS["default"]]
     return end.numpy(), of_all_samples, shared_state(model)
 
 

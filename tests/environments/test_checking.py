@@ -224,19 +224,17 @@ def test_a_report_shows_each_finding_with_its_remedy():
 
 
 def test_advice_follows_from_spaces_lengths_and_seconds():
-    def advice(env):
-        return {one.kind: one.seen + one.remedy for one in check(env, 0.1).findings}
+    def advice(env, seconds=0.1):
+        return {one.kind: one.seen + one.remedy for one in check(env, seconds).findings}
 
     image = with_(observation_space=image_space(36, 36, 3), observe=lambda self: np.zeros((36, 36, 3), np.uint8))
-    of_image, of_vector = advice(image), advice(with_(flags=lambda self: (False, self.t == 200)))
+    of_image, of_vector = advice(image), advice(with_(flags=lambda self: (False, self.t == 200)), 1.0)
     assert 'PPG("CnnPolicy", n_steps=128), with 8' in of_image["policy"] and "MinAtar" in of_image["algorithm"]
     assert 'PPG("MlpPolicy", n_steps=256), with 8' in of_vector["policy"] and "24,576 steps" in of_vector["algorithm"]
     assert policy_for(Dicts.observation_space) == "MultiInputPolicy"
     slow = with_(reward=lambda self: time.sleep(0.003) or 1.0)
-    assert (
-        "SubprocVecEnv" in advice(slow)["policy"]
-        and "with 2 environments" in advice(lambda: DummyVecEnv([slow] * 2))["policy"]
-    )
+    assert "SubprocVecEnv" in advice(slow)["policy"]
+    assert "with 2 environments" in advice(lambda: DummyVecEnv([slow] * 2))["policy"]
 
 
 def test_the_command(tmp_path):

@@ -13,17 +13,14 @@ import safetensors.torch
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.env_util import make_vec_env
-from stable_baselines3.common.save_util import load_from_zip_file
 from stable_baselines3.common.utils import set_random_seed
 from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecNormalize, VecTransposeImage
 
 from sb3_ppg import PPG, ArgumentError, MlpPolicy
-from sb3_ppg.arguments import argument_names
 from sb3_ppg.errors import ModelFormatError
 from sb3_ppg.hub import from_pretrained, load_vec_normalize, save_pretrained
-from sb3_ppg.hub.pretrained import ARRAYS, DESCRIPTION, NOT_SHARED
+from sb3_ppg.hub.pretrained import ARRAYS, DESCRIPTION
 from sb3_ppg.hub.schema import Counters, Space, describe, make
-from sb3_ppg.protocols import COUNTERS
 from tests.helpers import NESTED, SMALL, BatchNormExtractor, RandomEnv, image_space, normalized_rewards
 from tests.hub.small_models import BOX, MODELS, PHASE, change, honest, refused, small_model, write
 from tests.hub.watch import generator_states
@@ -58,21 +55,6 @@ def test_round_trip(name, tmp_path):
     assert same(*ways)
     assert ways[0].n_aux_phases == ways[1].n_aux_phases
     assert ways[0].num_timesteps == model.num_timesteps + PHASE
-
-
-@pytest.mark.parametrize("name", ["settings", "LSTMs", "masks"])
-def test_every_attribute_in_a_zip_is_shared_or_known_not_to_matter(name, tmp_path):
-    """Whoever adds an attribute to an algorithm must decide which."""
-    model = honest(name).model
-    model.save(tmp_path / "model.zip")
-    in_a_zip = set(load_from_zip_file(tmp_path / "model.zip")[0])
-    arguments = in_a_zip & (set(argument_names(type(model))) - NOT_SHARED)
-    made_again = {"objective_class", "lr_schedule", "policy_class", "observation_space", "action_space", "n_envs"}
-    of_a_run = {"verbose", "start_time", "tensorboard_log", "_last_obs", "_last_episode_starts", "_last_original_obs"}
-    of_a_run |= {"ep_info_buffer", "ep_success_buffer", "_stats_window_size", "action_noise", "_saved_by", "_compiles_updates"}
-    of_a_run |= {"_missing_rollouts"}
-    assert {*COUNTERS} <= {*Counters.__struct_fields__}
-    assert in_a_zip == arguments | {*Counters.__struct_fields__} | made_again | of_a_run
 
 
 def test_others_can_read_the_files(small):

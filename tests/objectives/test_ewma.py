@@ -9,6 +9,7 @@ import torch as th
 from sb3_ppg import RewardNormalizer
 from sb3_ppg.objectives import OBJECTIVES
 from tests.golden import DoubleNormalizedRewardRolloutBuffer, GoldenTraining, arguments, settings
+from tests.helpers import calls_of
 
 # What they compute and do not use, a loss of the value function before it is trained, and the order of the calls here
 NOT_COMPARED = {"weight_squared", "vf", "collected_after_update"}
@@ -33,6 +34,7 @@ class EWMATraining(GoldenTraining):
         if setting["staleness_loss"] != "decoupled":
             objective, kwargs = "ppg", {}
         self.staleness, self.n_pi = setting["staleness"], setting["n_pi"]
+        self.is_proximal = setting["staleness_loss"] == "proximal"
         self.n_value_epochs = None if setting["n_epoch_vf"] == setting["n_epoch_pi"] else setting["n_epoch_vf"]
         super().__init__(
             file,
@@ -51,15 +53,7 @@ class EWMATraining(GoldenTraining):
         if ewma or objective == "decoupled":
             self.model.objective.restart(self.policy)  # the weights of the file
         self.average = self.model.objective.proximal.module if ewma else None
-        self.proximal_log_probs: list[th.Tensor] = []  # of each minibatch
-        policy_gradient = self.model.objective.policy_gradient
-
-        def recorded(*args):
-            found = policy_gradient(*args)
-            self.proximal_log_probs.append(found[1])
-            return found
-
-        monkeypatch.setattr(self.model.objective, "policy_gradient", recorded)
+        self.policy_gradients = calls_of(self.model.objective, "policy_gradient")
 
     def total_weight(self) -> float:
         decay = self.model.objective.decay
@@ -76,7 +70,7 @@ class EWMATraining(GoldenTraining):
         log_probs = self.golden[f"{key}/logp_old"]
         if f"{key}/logp_recomputed" in self.golden:
             self.check(self.present_log_prob(rollout), f"{key}/logp_recomputed")
-        if self.setting("staleness_loss") == "proximal":
+        if self.is_proximal:
             log_probs = self.present_log_prob(rollout)
         if f"{key}/logp_importance" in self.golden:
             self.check(log_probs, f"{key}/logp_importance")
@@ -86,7 +80,7 @@ class EWMATraining(GoldenTraining):
         self.check(buffer.advantages.T, f"{key}/advantage_raw")
         moments = buffer.advantages.mean(), buffer.advantages.var()
         self.check(moments, f"{key}/advantage_moments/batch_mean_var")
-        self.proximal_log_probs.clear()
+        self.policy_gradients.clear()
         self.update(rollout, "value_epochs", "policy_phase")
         self.check_moments(rollout, moments)
         self.check_policy_phase(rollout)
@@ -112,7 +106,8 @@ class EWMATraining(GoldenTraining):
         if kind == "policy":
             self.check_steps("value", f"roll{rollout}/value_epochs", {"vf": ("value_loss", model.vf_coef)})
         self.check_openais_policy_phase(phase, kind, **names)
-        log_ratios, proximal = th.stack([step.log_ratio for step in self.steps_of(kind)]), th.stack(self.proximal_log_probs)
+        log_ratios = th.stack([step.log_ratio for step in self.steps_of(kind)])
+        proximal = th.stack([log_probs for _, (_, log_probs, *_) in self.policy_gradients])
         self.check(proximal, f"{phase}/logp_proximal")
         self.check(proximal + log_ratios, f"{phase}/logp_new")
 

@@ -17,13 +17,13 @@ from stable_baselines3.common.buffers import NStepReplayBuffer
 from stable_baselines3.common.callbacks import CheckpointCallback, EvalCallback
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.logger import configure
-from stable_baselines3.common.torch_layers import FlattenExtractor
 from stable_baselines3.common.vec_env import VecNormalize
 
 from sb3_ppg import ArgumentError, NonFiniteLossError
 from sb3_ppg.arrays import map_arrays
 from sb3_ppg.offline import BCQ, Dataset, load_dataset, losses
 from tests.helpers import BOX, DICT, VECTOR, BatchNormExtractor, RandomEnv, image_space, random_envs
+from tests.optim.test_compiled import InDouble
 
 TINY = dict(policy_kwargs=dict(net_arch=[16], vae_net_arch=[16]), n_play_samples=10, seed=0, device="cpu")
 THREE = spaces.Discrete(3, start=2)
@@ -45,11 +45,6 @@ def make(observation_space=VECTOR, action_space=BOX, policy="MlpPolicy", **kwarg
 
 
 # ---- one update, from the papers' formulas ----
-
-
-class DoubleExtractor(FlattenExtractor):
-    def forward(self, observations: th.Tensor) -> th.Tensor:
-        return super().forward(observations).double()
 
 
 def updated(model: BCQ) -> tuple[dict, Any, SimpleNamespace]:
@@ -94,7 +89,7 @@ SGD = dict(
     policy_kwargs=dict(
         net_arch=[7, 5],
         vae_net_arch=[8, 6],
-        features_extractor_class=DoubleExtractor,
+        features_extractor_class=InDouble,
         optimizer_class=th.optim.SGD,
     ),
 )
@@ -231,7 +226,7 @@ def test_learning_does_not_touch_environments_and_evaluations_play_in_several(mo
             patched.setattr(RandomEnv, name, None)
         model = make().learn(3)
     assert model.num_timesteps == 3
-    assert np.isfinite(evaluate_policy(model, random_envs(VECTOR, BOX), 3)[0])
+    assert evaluate_policy(model, random_envs(VECTOR, BOX), 3, return_episode_rewards=True)[1] == [20] * 3
 
 
 @pytest.mark.parametrize(

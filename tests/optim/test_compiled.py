@@ -328,16 +328,13 @@ def test_an_interrupted_training_goes_on_exactly(tmp_path):
     first = train(make(True, **kwargs), 1)
     first.save(tmp_path / "model")
     first.save_aux_buffer(tmp_path / "aux_buffer.npz")
-
-    def resumed(**arguments: Any) -> PPG:
-        model = PPG.load(tmp_path / "model", env=random_envs(episode_length=32), **arguments)
-        model.load_aux_buffer(tmp_path / "aux_buffer.npz")
-        return train(model, 1, reset_num_timesteps=False)
-
+    loaded = PPG.load(tmp_path / "model", env=random_envs(episode_length=32))
+    loaded.load_aux_buffer(tmp_path / "aux_buffer.npz")
     first.set_env(random_envs(episode_length=32))
-    train(first, 1, reset_num_timesteps=False)
-    assert th.equal(parameters(resumed()), parameters(first))
-    th.testing.assert_close(parameters(resumed(compile_updates=False)), parameters(first), rtol=1e-3, atol=1e-5)
+    for model in (first, loaded):
+        model.set_random_seed(5)
+        train(model, 1, reset_num_timesteps=False)
+    assert th.equal(parameters(loaded), parameters(first))
 
 
 def test_set_ups_that_are_not_compiled_are_named():
@@ -414,7 +411,9 @@ def failing(at: int) -> Any:
 
 @pytest.mark.parametrize("compile_updates", ["auto", True])
 @pytest.mark.parametrize("failure", ["stance", "torch.compile", 1, 2])
-def test_a_run_goes_on_without_a_compiler_that_is_switched_off_or_fails(failure, compile_updates, backend, monkeypatch):
+def test_a_run_goes_on_without_a_compiler_that_is_switched_off_or_fails(
+    failure, compile_updates, backend, monkeypatch, recwarn
+):
     """At the first graph or a later one; users switch it off to debug, and containers do."""
     kwargs = dict(n_aux_epochs=1, n_epochs=1, n_steps=16, batch_size=8)
     plain = make(False, **kwargs).learn(32)
@@ -428,13 +427,9 @@ def test_a_run_goes_on_without_a_compiler_that_is_switched_off_or_fails(failure,
         backend[0] = failing(failure)
     monkeypatch.setattr("sb3_ppg.optim.compiled.WORTHWHILE_STEPS", 1)
     model = make(compile_updates, **kwargs)
-    with (
-        warnings.catch_warnings(record=True) as caught,
-        th.compiler.set_stance("force_eager" if failure == "stance" else "default"),
-    ):
-        warnings.simplefilter("always")
+    with th.compiler.set_stance("force_eager" if failure == "stance" else "default"):
         model.learn(32)
-    said = [str(one.message) for one in caught if "not compiled" in str(one.message)]
+    said = [str(one.message) for one in recwarn if "not compiled" in str(one.message)]
     assert len(said) == 1 and reason in said[0] and "\n" not in said[0]
     if failure != 1 or compile_updates == "auto":  # then the functions after the first are compiled
         assert th.equal(parameters(model), parameters(plain))

@@ -165,15 +165,6 @@ def test_the_kl_starts_at_zero(mixed_precision):
     assert len(kls) == 8 and max(kls[:4]) < th.finfo(th.float32).eps < 1e-6 < max(kls[4:])  # the heads compute in float32
 
 
-def test_mixed_precision_is_kept_by_a_saved_model(tmp_path):
-    model = make(mixed_precision="bf16")
-    model.save(tmp_path / "model.zip")
-    loaded = PPG.load(tmp_path / "model.zip")
-    obs = np.stack([model.observation_space.sample() for _ in range(3)])
-    assert loaded.mixed_precision == loaded.policy.mixed_precision == "bf16"
-    assert th.equal(loaded.policy.predict_values(th.as_tensor(obs)), model.policy.predict_values(th.as_tensor(obs)))
-
-
 def test_distributions_are_validated_again_whichever_training_ends_first():
     """Two trainings in threads share torch's one setting."""
     first, second = unvalidated_distributions(), unvalidated_distributions()

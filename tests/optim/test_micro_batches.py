@@ -3,10 +3,8 @@
 import ctypes
 import gc
 import platform
-import subprocess
-import sys
 import weakref
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import psutil
 import pytest
@@ -18,7 +16,7 @@ from torch.nn import functional as F
 
 from sb3_ppg import PPG, ImpalaCNN, RecurrentPPG
 from sb3_ppg.arrays import split
-from sb3_ppg.optim.micro_batches import HEAP_LIMIT, fitting_micro_batch_size
+from sb3_ppg.optim.micro_batches import HEAP_LIMIT, fitting_micro_batch_size, keep_freed_memory
 from tests.helpers import SMALL, image_space, random_envs, run_in_a_new_process
 from tests.helpers import make_on_images as make
 
@@ -109,32 +107,32 @@ def test_automatic_micro_batches_are_used_in_both_phases(monkeypatch):
     assert model.resolved_micro_batch_size() == 4 and set(sizes) <= {1, 2, 4} and not set(training) - {1, 2}
 
 
-MAPPED_BYTES = """
-import ctypes, sys
-import torch as th
-from sb3_ppg.optim.micro_batches import keep_freed_memory
-from tests.helpers import make_on_images as make
+class Info(ctypes.Structure):
+    """The result of glibc's ``mallinfo2``; ``hblkhd`` are the bytes that come fresh from the system."""
 
-class Info(ctypes.Structure):  # of glibc's mallinfo2; hblkhd are the bytes that come fresh from the system
-    names = ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")
-    _fields_ = [(name, ctypes.c_size_t) for name in names]
+    _fields_ = tuple(
+        (name, ctypes.c_size_t)
+        for name in "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()
+    )
 
-mallinfo = ctypes.CDLL(None).mallinfo2
-mallinfo.restype = Info
-make(n_aux_epochs=0).learn(32)
-for keep in (False, True):
-    if keep:
-        keep_freed_memory()
-    before = mallinfo().hblkhd
-    array = th.ones(2**22)
-    print(mallinfo().hblkhd - before >= 4 * 2**22)
-    del array
-"""
+
+def is_fresh() -> list[bool]:
+    """Return whether an array takes fresh memory after a training, and where freed memory is kept."""
+    mallinfo, found = ctypes.CDLL(None).mallinfo2, []
+    mallinfo.restype = Info
+    make(n_aux_epochs=0).learn(32)
+    for prepare in (int, keep_freed_memory):
+        prepare()
+        before = mallinfo().hblkhd
+        array = th.ones(2**22)
+        found.append(mallinfo().hblkhd - before >= array.nbytes)
+        del array
+    return found
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the setting is glibc's")
 def test_training_leaves_the_allocator_alone_unless_asked():
-    assert subprocess.check_output([sys.executable, "-c", MAPPED_BYTES], text=True).split() == ["True", "False"]
+    assert run_in_a_new_process(is_fresh) == [True, False]
 
 
 # So large that one more rollout would be seen
@@ -145,8 +143,8 @@ MEMORY_CASES: dict[str, tuple] = {
 }
 
 
-def measure_memory(case: str, results: Any) -> None:
-    """Put a process's resident memory after each phase of a training into the queue."""
+def measure_memory(case: str) -> list[int]:
+    """Return the process's resident memory after each phase of a training."""
     cls, policy, space, policy_kwargs = MEMORY_CASES[case]
     model = cls(policy, random_envs(space, n_envs=8), **SMALL | dict(batch_size=64), policy_kwargs=policy_kwargs)
     memory = []
@@ -155,7 +153,7 @@ def measure_memory(case: str, results: Any) -> None:
         gc.collect()
         getattr(ctypes.CDLL(None), "malloc_trim", int)(0)  # what is freed is not counted
         memory.append(psutil.Process().memory_info().rss)
-    results.put(memory)
+    return memory
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from torch import nn
 from sb3_ppg import PPG, ArgumentError, MaskablePPG, MlpPolicy, RecurrentPPG
 from sb3_ppg.objectives import Objective
 from sb3_ppg.policies import ValueHead, head_loss
-from tests.helpers import KINDS, VECTOR, WITH_CONTEXT, code_blocks, learn_and_log, masked_envs, random_envs, untrained
+from tests.helpers import KINDS, VECTOR, WITH_CONTEXT, learn_and_log, masked_envs, names_of, random_envs, untrained
 
 SMALL = dict(n_steps=32, batch_size=32, n_epochs=1, n_policy_iterations=2, n_aux_epochs=1, seed=0, device="cpu")
 
@@ -120,15 +120,7 @@ def test_weights_without_a_unit_are_in_that_of_the_return_and_half_a_unit_is_ref
 PAGES = SMALL | dict(n_steps=16, batch_size=16, n_epochs=2, n_aux_epochs=2)
 
 
-def names_of(word: str) -> dict:
-    """Return the names that the page's block with this word defines."""
-    (code,) = (block for block in code_blocks("docs/guides/own_networks.md") if f"class {word}" in block)
-    names: dict = {}
-    exec(code[: code.index("model = PPG")], names)
-    return names
-
-
-TWO_HOT, BETA = names_of("TwoHotHead"), names_of("BetaDistribution")
+TWO_HOT, BETA = (names_of("docs/guides/own_networks.md", f"class {name}") for name in ("TwoHotHead", "BetaDistribution"))
 
 
 def test_a_two_hot_head_learns_a_value_between_two_bins():

@@ -86,7 +86,7 @@ def test_an_error_between_two_files_leaves_complete_ones(tmp_path):
     assert paths[0].read_text() == "new" and {*tmp_path.iterdir()} == {*paths} and not any(paths[1].iterdir())
 
 
-def fill_the_disk(folder: Path, results) -> None:
+def fill_the_disk(folder: Path) -> dict[str, str]:
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     model = small().learn(8)
     large = small(policy_kwargs=dict(net_arch=[256, 256])).learn(8)
@@ -102,7 +102,7 @@ def fill_the_disk(folder: Path, results) -> None:
             save(folder / name)
         except Exception as error:
             messages[name] = str(error)
-    results.put(messages)
+    return messages
 
 
 def test_a_full_disk_leaves_the_old_checkpoint(tmp_path):

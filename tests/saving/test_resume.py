@@ -18,16 +18,7 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.utils import LinearSchedule
 from stable_baselines3.common.vec_env import VecNormalize
 
-from sb3_ppg import (
-    PPG,
-    DrawnWeights,
-    MaskablePPG,
-    NormalizedRewardDictRolloutBuffer,
-    PhasicCallback,
-    PhasicCheckpointCallback,
-    RecurrentPPG,
-    latest_checkpoint,
-)
+from sb3_ppg import PPG, DrawnWeights, MaskablePPG, PhasicCallback, PhasicCheckpointCallback, RecurrentPPG, latest_checkpoint
 from sb3_ppg.family import FAMILY, with_preset
 from tests.helpers import VectorRewardEnv, image_space, masked_envs, normalized_rewards, random_envs, run_in_a_new_process
 from tests.saving.small_models import everything, resumed, small
@@ -80,7 +71,7 @@ SETTINGS = {
         gamma=[0.9, 0.99],
         objective="decoupled",
         replay_kwargs=dict(policy_rollouts=2),
-        **normalized_rewards(NormalizedRewardDictRolloutBuffer),
+        **normalized_rewards(of_dictionaries=True),
     ),
     "a queue of rollouts, the authors' reward normaliser": lambda: dict(
         env=discrete(), aux_buffer_kwargs=dict(capacity=4), recompute_advantages=True, **normalized_rewards()
@@ -122,7 +113,7 @@ def reset_environments(model: PPG) -> None:
 stop_it = Mock(side_effect=KeyboardInterrupt)
 
 
-def go_on(folder: Path, setting: str, n_threads: int, results) -> None:
+def go_on(folder: Path, setting: str, n_threads: int) -> dict[str, th.Tensor]:
     """Go on from each stop to the next one, and at last to the end, in another process; each time from the checkpoint."""
     th.set_num_threads(n_threads)  # sums are rounded otherwise with more of them
     for stop, next_stop in zip(STOPS, (*STOPS[1:], N_ITERATIONS), strict=True):
@@ -132,8 +123,7 @@ def go_on(folder: Path, setting: str, n_threads: int, results) -> None:
         callbacks = [PhasicCheckpointCallback(1, folder), at_iteration(next_stop - stop, stop_it)]
         with suppress(KeyboardInterrupt):
             model.learn(N_ITERATIONS * ROLLOUT - model.num_timesteps, callback=callbacks, reset_num_timesteps=False)
-    th.save(everything(model), folder / "end.pt")
-    results.put("done")
+    return everything(model)
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
@@ -145,8 +135,7 @@ def test_a_run_that_was_stopped_ends_where_it_would_have_ended(setting, tmp_path
     with pytest.raises(KeyboardInterrupt):
         callbacks = [PhasicCheckpointCallback(1, tmp_path), at_iteration(STOPS[0], stop_it)]
         make(setting).learn(N_ITERATIONS * ROLLOUT, callback=callbacks)
-    run_in_a_new_process(go_on, tmp_path, setting, th.get_num_threads())
-    expected, end = everything(model), th.load(tmp_path / "end.pt")
+    expected, end = everything(model), run_in_a_new_process(go_on, tmp_path, setting, th.get_num_threads())
     assert end.keys() == expected.keys()
     for name, value in expected.items():
         assert th.equal(end[name], value), name
@@ -164,7 +153,7 @@ def train_on(folder: Path) -> None:
     model.learn(10**6, callback=PhasicCheckpointCallback(1, folder, keep=2), reset_num_timesteps=False)
 
 
-def kill_often(folder: Path, results) -> None:
+def kill_often(folder: Path) -> tuple[int, int]:
     """
     Fork runs from a process that has imported everything. Kill every second one while it writes, and the others a random
     while after their first checkpoint. The files decide, not the clock, because the machine may be busy.
@@ -193,7 +182,7 @@ def kill_often(folder: Path, results) -> None:
             steps = int(latest_checkpoint(folder).name.split("_")[2])
             assert steps >= last
             last = steps
-    results.put((last, halves))
+    return last, halves
 
 
 def test_a_run_that_is_killed_at_many_moments_goes_on_each_time(tmp_path):

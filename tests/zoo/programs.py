@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import gymnasium as gym
 import rl_zoo3
@@ -62,7 +61,7 @@ class Deadly(gym.Wrapper):
 gym.register("Deadly-v0", lambda **kwargs: Deadly(gym.make("CartPole-v1", **kwargs)), max_episode_steps=500)
 
 
-def register_and_repair(results: Any) -> None:
+def register_and_repair() -> None:
     """Compare what the Zoo's modules and classes consist of, and what else its scripts change, before and after."""
     names = "callbacks exp_manager hyperparams_opt load_from_hub train utils plots.plot_train".split()
     modules = [rl_zoo3, *(importlib.import_module(f"rl_zoo3.{name}") for name in names), subprocess, plt]
@@ -91,4 +90,3 @@ def register_and_repair(results: Any) -> None:
         assert len(changes(registered)) > 5
         assert rl_zoo3.create_test_env is rl_zoo3.utils.create_test_env is not registered[rl_zoo3.utils, "create_test_env"]
     assert not changes(registered)
-    results.put("done")

@@ -292,9 +292,8 @@ def test_bad_input_is_one_line(command, complaint, broken):
     assert complaint in printed and "Traceback" not in printed
 
 
-def test_help_lists_the_scripts_and_our_options_before_the_zoos():
-    assert all(f"  {name} " in run("--help") for name in [*launcher.SCRIPTS, *launcher.OWN_OPTIONS])
-    assert re.search(r"--resume .*--progress", run("train", "--help"), re.DOTALL)
+def test_help_lists_the_scripts_and_the_version_is_the_packages():
+    assert all(f"  {name} " in run("--help") for name in launcher.SCRIPTS)
     assert run("--version") == f"{sb3_ppg.__version__}\n"
 
 

@@ -1,6 +1,5 @@
 """``train -optimize``, and training with a trial's hyperparameters."""
 
-import itertools
 import re
 import shlex
 
@@ -32,13 +31,6 @@ def test_a_search_has_three_phases_in_each_trial_and_the_same_ranges_in_all():
         assert 3 * sampled["n_steps"] * n_envs * sampled["n_policy_iterations"] <= budget
         assert sampled == CONVERTERS["ppg"](study.trials[-1].params)
     assert len({tuple(trial.distributions.items()) for trial in study.trials}) == 1
-
-
-def test_all_lengths_of_rollouts_and_phases_are_searched():
-    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
-    sampled = [SAMPLERS["ppg"](study.ask(), n_actions=2, n_envs=1, additional_args={}) for _ in range(1000)]
-    found = {(one["n_steps"], one["n_policy_iterations"]) for one in sampled}
-    assert found == set(itertools.product((32, 64, 128, 256, 512, 1024), (2, 4, 8, 16, 32)))
 
 
 @pytest.mark.filterwarnings("ignore:.*truncated mini-batch")

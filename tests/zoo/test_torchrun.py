@@ -17,8 +17,7 @@ from sb3_ppg import PPG, latest_checkpoint
 from sb3_ppg.distributed import gather, rank
 from sb3_ppg.zoo import launcher, sharing
 from tests import helpers
-from tests.distributed.several import free_port, in_processes
-from tests.helpers import ROOT, wait_for
+from tests.helpers import ROOT, free_port, in_processes, wait_for
 from tests.zoo.programs import end_of, program
 
 pytestmark = pytest.mark.slow

@@ -26,7 +26,7 @@ from stable_baselines3.common.monitor import load_results
 from sb3_ppg import PPG, PhasicCheckpointCallback, VectorRewards, hub, latest_checkpoint
 from sb3_ppg.zoo import ALGOS
 from sb3_ppg.zoo.resuming import MARKER, forget_later_episodes, make_run_folder, mark_unfinished, unfinished_run
-from tests.helpers import NESTED, VECTOR, MaskedEnv, RandomEnv, VectorRewardEnv, changed, run, wait_for, weights
+from tests.helpers import NESTED, VECTOR, MaskedEnv, RandomEnv, VectorRewardEnv, changed, run, wait_for
 from tests.zoo.programs import SMALL, end_of, output_of, program
 from tests.zoo.test_commands import n_frames
 
@@ -70,7 +70,7 @@ def test_a_prior_is_an_agent_of_the_zoo_or_a_shared_one_with_its_normalization(t
     with (theirs / "CartPole-v1" / "vecnormalize.pkl").open("rb") as file:
         np.testing.assert_array_equal(of_ppo.normalizer.obs_rms.mean, pickle.load(file).obs_rms.mean)
     assert [one.name for one in (of_ppo, of_shared, of_self)] == ["PPO", "PPG", "PPG"] and of_shared.normalizer is None
-    assert not changed(weights(PPG.load(own)), of_self.policy.state_dict())
+    assert not changed(PPG.load(own), of_self.policy.state_dict())
     assert found[0].prior_coef(0.5) == 0.25 and found[0].seed == 3
     message = run(*options, "--algo", "ppo", "--prior", "self", *normalized, cwd=tmp_path, fails=True)
     assert "--prior is for trainings, not searches, of ppg" in message
