@@ -64,7 +64,6 @@ class Study:
 
     def compare(self, target: float | None = None) -> Comparison:
         """Measure, train what is missing, and write the report."""
-        self.folder.mkdir(parents=True, exist_ok=True)
         measured, n_episodes = self.speed(), self.n_eval_episodes
         makers = {name: make for name, (make, _) in self.contestants.items()}
         lengths = {name: self.length(measured.loc[name]) for name in makers}
@@ -106,6 +105,7 @@ class Study:
         keys = [{**key, "n_threads": self.n_threads} for key in self.keys.values()]
         if self.speeds.missing(keys):
             print("Measuring the speed: nothing else should run", flush=True)
+            self.folder.mkdir(parents=True, exist_ok=True)
             length = self.n_timesteps or 1e9
             contestants = {name: (_measurement, (make, length)) for name, (make, _) in self.contestants.items()}
             turns = take_turns(contestants, self.n_threads, N_TURNS, log=self.folder / "log.txt")
