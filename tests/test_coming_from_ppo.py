@@ -453,6 +453,6 @@ def test_rollouts_of_another_size_are_dropped():
     replayed = dict(objective="decoupled", replay_kwargs=dict(policy_rollouts=2))
     model = make(make_vec_env("CartPole-v1", 2), **replayed).learn(64)
     model.n_steps = 16
-    with pytest.warns(UserWarning, match="are not here: the phase starts over"):
+    with pytest.warns(UserWarning, match="The phase starts over, without .* of a phase"):
         model.learn(64, reset_num_timesteps=False)
     assert model.n_aux_phases == 1 and [one.buffer.buffer_size for one in model.replay.rollouts] == [16, 16]

@@ -222,14 +222,13 @@ def check_replay(model: PhasicModel) -> None:
 
 
 def warn_of_missing_rollouts(model: PhasicModel) -> None:
-    """Warn if a model was loaded without the rollouts that it had."""
+    """Warn if a model no longer has the rollouts that it had."""
     (stored, replayed), kept = model.n_kept_rollouts(), model.aux_buffer.capacity
     if model.n_aux_epochs > 0 and stored > len(model.aux_buffer):
         whole = f"{model.n_policy_iterations} rollouts of a phase" if kept is None else f"{kept} rollouts that are kept"
-        warn(f"The first {stored} of the {whole} are not here: the phase starts over")
+        warn(f"The phase starts over, without {stored} of the {whole}")
     if replayed > model.replay.n_stored:
-        message = f"The {replayed} rollouts that the policy phase would have learned from again are not here"
-        warn(f"{message}: it continues with new rollouts")
+        warn(f"The policy phase continues with new rollouts, without the {replayed} that it would have learned from again")
 
 
 def warn_of_stale_data(model: PhasicModel) -> None:

@@ -214,7 +214,7 @@ def test_without_its_rollouts_a_model_goes_on_with_new_ones(tmp_path):
     model = make(replay_kwargs=dict(policy_rollouts=3)).learn(4 * 16)
     model.save(tmp_path / "model.zip")
     other = PPG.load(tmp_path / "model.zip", env=model.get_env(), device="cpu")
-    with pytest.warns(UserWarning, match="The 3 rollouts that the policy phase would have learned from again are not here"):
+    with pytest.warns(UserWarning, match="new rollouts, without the 3 that it would have learned from again"):
         other.learn(16, reset_num_timesteps=False)
     assert len(other.replay.rollouts) == 1
     other.save_aux_buffer(tmp_path / "state.npz")  # what there is now

@@ -309,7 +309,7 @@ def test_the_commands(tmp_path):
     assert (unpacked / "learning_curve.png").exists() and (unpacked / "evaluations.npz").exists()
     options = ("-n", "64", "-params", "n_envs:1", "n_steps:64", "compile_updates:False", "--eval-freq", "-1")
     output = run("train", "--env", "CartPole-v1", "--pretrained", *options, cwd=tmp_path)
-    assert "Loading pretrained agent" in output and "the phase starts over" not in output
+    assert "Loading pretrained agent" in output and "phase starts over" not in output
 
 
 def test_agents_of_the_working_folder_come_first(tmp_path):
