@@ -83,8 +83,8 @@ def test_a_row_has_the_return_of_its_evaluation(tmp_path):
     row, points = train(FromClass(PPO, "CartPole-v1", SMALL, 2), 3, 640, tmp_path, n_episodes=3)
     assert row["steps"] == 640 and 5 < row["mean"] < 500 and row["std"] >= 0
     assert points["steps"].iloc[-1] == 640 and points["return"].notna().all()
-    with pytest.raises(ArgumentError, match="no episode has ended within 2 steps"):
-        train(FromClass(PPO, "Pendulum-v1", SMALL, 1), 0, 2, tmp_path, n_episodes=3)
+    with pytest.raises(ArgumentError, match="no episode has ended within 150 steps"):  # in the rollout that takes 256
+        train(FromClass(PPO, "Pendulum-v1", dict(SMALL, n_steps=256), 1), 0, 150, tmp_path, n_episodes=3)
 
 
 def test_seeds_are_runs_and_masks_are_used(tmp_path):

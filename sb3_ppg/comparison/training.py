@@ -144,7 +144,7 @@ def train(
     made, episodes, start = make(seed, folder), Episodes(), time.perf_counter()
     made.model.learn(n_timesteps, callback=episodes)
     seconds = round(time.perf_counter() - start, 1)
-    if not episodes.rows:
+    if not any(steps <= n_timesteps for steps, *_ in episodes.rows):
         raise ArgumentError(f"no episode has ended within {n_timesteps} steps: use more, or a Monitor around the environment")
     mean, std = evaluate(made, n_episodes) if n_episodes > 0 else (np.nan, np.nan)
     row = dict(steps=made.model.num_timesteps, mean=mean, std=std, seconds=seconds)

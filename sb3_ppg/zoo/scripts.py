@@ -59,8 +59,9 @@ def train() -> None:
         entry_point = gymnasium.registry[args.env].entry_point
         if isinstance(entry_point, str):  # an extra may be missing, which would end worker processes
             gymnasium.envs.registration.load_env_creator(entry_point)
-        if args.trained_agent is not None and not Path(args.trained_agent).is_file():
-            raise ArgumentError(f"-i {args.trained_agent} does not exist")
+        model = args.trained_agent
+        if model is not None and not (model.endswith(".zip") and Path(model).is_file()):
+            raise ArgumentError(f"-i {model} cannot work: there is no such .zip file")
     rl_zoo3.train.train()
 
 
