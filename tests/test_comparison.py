@@ -6,10 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import gymnasium
 import numpy as np
 import pandas as pd
 import psutil
 import pytest
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.error import UnregisteredEnv
 from sb3_contrib.common.envs import InvalidActionEnvDiscrete
 from stable_baselines3 import PPO
 from stable_baselines3.common.env_util import make_vec_env
@@ -65,6 +68,16 @@ def test_a_function_that_makes_environments_with_their_wrappers(tmp_path):
         fitting = int((0.5 - speed.loc[name, "compiling"]) / speed.loc[name, "seconds"] * 1e6)
         assert steps[name] == math.ceil(fitting / 64) * 64  # whole rollouts
     assert found.end("seconds") < 0.51 and "policy_kwargs" not in found.settings["PPO"]
+
+
+@pytest.mark.slow
+def test_an_environment_that_the_program_has_registered(tmp_path, monkeypatch):
+    """The processes that train do not know its ID."""
+    monkeypatch.setitem(gymnasium.registry, "Mine-v0", EnvSpec("Mine-v0", InvalidActionEnvDiscrete, kwargs=dict(ep_length=20)))
+    found = compare("Mine-v0", {"PPO": (PPO, SMALL), "PPG": (PPG, PHASES)}, 60, n_seeds=1, n_eval_episodes=1, folder=tmp_path)
+    assert found.title == "Mine-v0" and len(found.rows) == 2 and found.settings["PPO"]["env"] == "Mine-v0"
+    with pytest.raises(UnregisteredEnv):
+        compare("Nine-v0", {"PPG": PPG, "PPO": PPO}, 60, folder=tmp_path)
 
 
 def test_arguments_that_cannot_work(tmp_path):
