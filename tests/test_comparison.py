@@ -4,6 +4,7 @@ import math
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import gymnasium
@@ -11,6 +12,7 @@ import numpy as np
 import pandas as pd
 import psutil
 import pytest
+from gymnasium.envs.classic_control import CartPoleEnv
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.error import UnregisteredEnv
 from sb3_contrib.common.envs import InvalidActionEnvDiscrete
@@ -93,15 +95,16 @@ def test_arguments_that_cannot_work(tmp_path):
 
 
 def test_a_row_has_the_return_of_its_evaluation(tmp_path):
-    row, points = train(FromClass(PPO, "CartPole-v1", SMALL, 2), 3, 640, tmp_path, n_episodes=3)
+    row, points = train(FromClass(PPO, CartPoleEnv, SMALL, 2), 3, 640, tmp_path, n_episodes=3)
     assert row["steps"] == 640 and 5 < row["mean"] < 500 and row["std"] >= 0
     assert points["steps"].iloc[-1] == 640 and points["return"].notna().all()
     with pytest.raises(ArgumentError, match="no episode has ended within 150 steps"):  # in the rollout that takes 256
-        train(FromClass(PPO, "Pendulum-v1", dict(SMALL, n_steps=256), 1), 0, 150, tmp_path, n_episodes=3)
+        make = FromClass(PPO, partial(gymnasium.make, "Pendulum-v1"), dict(SMALL, n_steps=256), 1)
+        train(make, 0, 150, tmp_path, n_episodes=3)
 
 
 def test_seeds_are_runs_and_masks_are_used(tmp_path):
-    made = [FromClass(PPG, "CartPole-v1", PHASES, 1)(seed, tmp_path).model.policy.state_dict() for seed in (0, 0, 1)]
+    made = [FromClass(PPG, CartPoleEnv, PHASES, 1)(seed, tmp_path).model.policy.state_dict() for seed in (0, 0, 1)]
     first, same, other = (weights["action_net.weight"].numpy() for weights in made)
     assert np.array_equal(first, same) and not np.array_equal(first, other)
 

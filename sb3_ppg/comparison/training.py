@@ -46,7 +46,7 @@ class FromClass:
     """Makes a model of a class: see ``compare``."""
 
     algorithm: type[BaseAlgorithm]
-    env: Any
+    env: Callable[[], Any]
     arguments: Mapping[str, Any]
     n_envs: int
 
@@ -55,10 +55,9 @@ class FromClass:
         return Made(model, lambda: self.make_env(seed + 1000, is_evaluation=True))
 
     def make_env(self, seed: int, is_evaluation: bool = False) -> VecEnv:
-        made = self.env() if callable(self.env) else None
+        made = self.env()
         if not isinstance(made, VecEnv):
-            if made is not None:
-                made.close()
+            made.close()
             return make_vec_env(self.env, 1 if is_evaluation else self.n_envs, seed=seed)
         made.seed(seed)
         if is_evaluation and isinstance(made, VecNormalize):
