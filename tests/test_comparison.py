@@ -4,12 +4,17 @@ import math
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
+import gymnasium
 import numpy as np
 import pandas as pd
 import psutil
 import pytest
+from gymnasium.envs.classic_control import CartPoleEnv
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.error import UnregisteredEnv
 from sb3_contrib.common.envs import InvalidActionEnvDiscrete
 from stable_baselines3 import PPO
 from stable_baselines3.common.env_util import make_vec_env
@@ -67,6 +72,16 @@ def test_a_function_that_makes_environments_with_their_wrappers(tmp_path):
     assert found.end("seconds") < 0.51 and "policy_kwargs" not in found.settings["PPO"]
 
 
+@pytest.mark.slow
+def test_an_environment_that_the_program_has_registered(tmp_path, monkeypatch):
+    """The processes that train do not know its ID."""
+    monkeypatch.setitem(gymnasium.registry, "Mine-v0", EnvSpec("Mine-v0", InvalidActionEnvDiscrete, kwargs=dict(ep_length=20)))
+    found = compare("Mine-v0", {"PPO": (PPO, SMALL), "PPG": (PPG, PHASES)}, 60, n_seeds=1, n_eval_episodes=1, folder=tmp_path)
+    assert found.title == "Mine-v0" and len(found.rows) == 2 and found.settings["PPO"]["env"] == "Mine-v0"
+    with pytest.raises(UnregisteredEnv):
+        compare("Nine-v0", {"PPG": PPG, "PPO": PPO}, 60, folder=tmp_path)
+
+
 def test_arguments_that_cannot_work(tmp_path):
     given = dict(env="CartPole-v1", contestants={"PPG": PPG, "PPO": PPO}, n_timesteps=100, folder=tmp_path)
     for arguments, message in (
@@ -80,15 +95,16 @@ def test_arguments_that_cannot_work(tmp_path):
 
 
 def test_a_row_has_the_return_of_its_evaluation(tmp_path):
-    row, points = train(FromClass(PPO, "CartPole-v1", SMALL, 2), 3, 640, tmp_path, n_episodes=3)
+    row, points = train(FromClass(PPO, CartPoleEnv, SMALL, 2), 3, 640, tmp_path, n_episodes=3)
     assert row["steps"] == 640 and 5 < row["mean"] < 500 and row["std"] >= 0
     assert points["steps"].iloc[-1] == 640 and points["return"].notna().all()
-    with pytest.raises(ArgumentError, match="no episode has ended within 2 steps"):
-        train(FromClass(PPO, "Pendulum-v1", SMALL, 1), 0, 2, tmp_path, n_episodes=3)
+    with pytest.raises(ArgumentError, match="no episode has ended within 150 steps"):  # in the rollout that takes 256
+        make = FromClass(PPO, partial(gymnasium.make, "Pendulum-v1"), dict(SMALL, n_steps=256), 1)
+        train(make, 0, 150, tmp_path, n_episodes=3)
 
 
 def test_seeds_are_runs_and_masks_are_used(tmp_path):
-    made = [FromClass(PPG, "CartPole-v1", PHASES, 1)(seed, tmp_path).model.policy.state_dict() for seed in (0, 0, 1)]
+    made = [FromClass(PPG, CartPoleEnv, PHASES, 1)(seed, tmp_path).model.policy.state_dict() for seed in (0, 0, 1)]
     first, same, other = (weights["action_net.weight"].numpy() for weights in made)
     assert np.array_equal(first, same) and not np.array_equal(first, other)
 

@@ -3,6 +3,7 @@
 import sys
 import tomllib
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.error import DependencyNotInstalled
 from packaging.requirements import Requirement
 
-from sb3_ppg import PPG, ArgumentError, MaskablePPG, zoo
+from sb3_ppg import PPG, ArgumentError, MaskablePPG, check, hub, zoo
 from sb3_ppg.errors import EXTRAS, MissingExtraError, missing_extras_named, pip_install, requirement
 from tests.helpers import ROOT, SMALL, VECTOR, RandomEnv, run, run_in_a_new_process
 
@@ -110,8 +111,10 @@ def test_an_environment_whose_package_is_missing_or_not_imported(env_id, module,
     monkeypatch.delitem(sys.modules, module)
     (tmp_path / f"{module}.py").touch()
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(MissingExtraError, match=registration):
-        PPG("MlpPolicy", env_id)
+    hub.save_pretrained(PPG("MlpPolicy", RandomEnv(VECTOR, spaces.Discrete(2)), **SMALL), tmp_path)
+    for make in (partial(PPG, "MlpPolicy"), partial(hub.from_pretrained, tmp_path), check):
+        with pytest.raises(MissingExtraError, match=registration):
+            make(env_id)
     monkeypatch.setitem(gymnasium.registry, env_id, EnvSpec(env_id))  # a name of a known family that does not exist
     with pytest.raises(gymnasium.error.UnregisteredEnv):
         PPG("MlpPolicy", env_id.replace("-v", "x-v"))

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import gymnasium
 from stable_baselines3.common.base_class import BaseAlgorithm
 
 from sb3_ppg.arguments import check_value, count
@@ -44,7 +45,8 @@ def compare(
         contestants = {"PPG": (PPG, dict(small, n_policy_iterations=4)), "PPO": (PPO, small)}
         print(compare("CartPole-v1", contestants, 600, n_seeds=1).verdict())
 
-    :param env: ID of an environment, or class or function that makes one, or that makes a ``VecEnv`` with its wrappers
+    :param env: ID of an environment, or class or function that makes one, or that makes a ``VecEnv`` with its wrappers. A
+        function that makes one by its ID must import the module that registers it
     :param contestants: algorithms by name, each a class or a pair of a class and its arguments, among which ``policy`` is
         "MlpPolicy" by default. The first contestant is compared with each of the others
     :param n_timesteps: number of steps of each training
@@ -64,12 +66,17 @@ def compare(
     with missing_extras_named():
         from sb3_ppg.comparison.study import Study
         from sb3_ppg.comparison.training import FromClass, described
+
+        make: Any = env
+        if isinstance(env, str):  # which may be known to this process alone
+            with gymnasium.make(env) as made:
+                make = made.unwrapped.spec.make  # type: ignore[union-attr]
     check_value("n_envs", n_envs, count(1))
     makers = {}
     for name, one in contestants.items():
         algorithm, arguments = one if isinstance(one, tuple) else (one, {})
         settings = described({"algorithm": algorithm, **arguments, "env": env, "n_envs": n_envs})
-        makers[name] = (FromClass(algorithm, env, arguments, n_envs), settings)
+        makers[name] = (FromClass(algorithm, make, arguments, n_envs), settings)
     options = (Path(folder), n_timesteps, seconds, n_seeds, n_eval_episodes, n_jobs, n_threads)
     title = env if isinstance(env, str) else getattr(env, "__name__", "").replace("<lambda>", "") or "the environment"
     return Study(title, makers, *options).compare(target)

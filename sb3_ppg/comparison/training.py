@@ -46,7 +46,7 @@ class FromClass:
     """Makes a model of a class: see ``compare``."""
 
     algorithm: type[BaseAlgorithm]
-    env: Any
+    env: Callable[[], Any]
     arguments: Mapping[str, Any]
     n_envs: int
 
@@ -55,10 +55,9 @@ class FromClass:
         return Made(model, lambda: self.make_env(seed + 1000, is_evaluation=True))
 
     def make_env(self, seed: int, is_evaluation: bool = False) -> VecEnv:
-        made = self.env() if callable(self.env) else None
+        made = self.env()
         if not isinstance(made, VecEnv):
-            if made is not None:
-                made.close()
+            made.close()
             return make_vec_env(self.env, 1 if is_evaluation else self.n_envs, seed=seed)
         made.seed(seed)
         if is_evaluation and isinstance(made, VecNormalize):
@@ -144,7 +143,7 @@ def train(
     made, episodes, start = make(seed, folder), Episodes(), time.perf_counter()
     made.model.learn(n_timesteps, callback=episodes)
     seconds = round(time.perf_counter() - start, 1)
-    if not episodes.rows:
+    if not any(steps <= n_timesteps for steps, *_ in episodes.rows):
         raise ArgumentError(f"no episode has ended within {n_timesteps} steps: use more, or a Monitor around the environment")
     mean, std = evaluate(made, n_episodes) if n_episodes > 0 else (np.nan, np.nan)
     row = dict(steps=made.model.num_timesteps, mean=mean, std=std, seconds=seconds)

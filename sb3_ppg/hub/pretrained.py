@@ -9,7 +9,6 @@ import math
 import os
 import platform
 from collections.abc import Mapping
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -17,17 +16,17 @@ from typing import Any
 import gymnasium as gym
 import msgspec
 import torch as th
+from gymnasium.vector import VectorEnv
 from safetensors.torch import save
 from stable_baselines3.common.env_util import make_vec_env
-from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.type_aliases import GymEnv
 from stable_baselines3.common.utils import get_device
-from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize, unwrap_vec_normalize
+from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize, VecTransposeImage, unwrap_vec_normalize
 
 from sb3_ppg import prior
 from sb3_ppg.arguments import argument_names
 from sb3_ppg.environments.watched import only_normalizer, statistics
-from sb3_ppg.errors import ModelFormatError, raised_as
+from sb3_ppg.errors import ModelFormatError, missing_extras_named, raised_as
 from sb3_ppg.hub.files import Arrays, all_arrays, check_sizes, load_arrays, read_json
 from sb3_ppg.hub.schema import Bounded, Counters, Description, Normalization, decode, describe, encode, make
 from sb3_ppg.objectives import objective_name
@@ -100,7 +99,7 @@ def save_pretrained(model: PPG, folder: str | Path, custom_objects: Mapping[str,
 
 def from_pretrained(
     folder: str | Path,
-    env: GymEnv | str | None = None,
+    env: GymEnv | VectorEnv | str | None = None,
     device: th.device | str = "auto",
     *,
     custom_objects: Mapping[str, Any] | None = None,
@@ -117,17 +116,15 @@ def from_pretrained(
     :return: the model
     :raises ModelFormatError: if the files are damaged, not supported by this version, or need an object that was not passed
     """
-    with generators_kept():  # vectorized environments draw seeds
-        venv: Any = make_vec_env(env) if isinstance(env, str) else env
-        if venv is not None and not isinstance(venv, VecEnv):
-            venv = DummyVecEnv([partial(Monitor, venv)])
+    with generators_kept(), missing_extras_named():  # vectorized environments draw seeds
+        venv: Any = None if env is None else PPG._wrap_env(make_vec_env(env) if isinstance(env, str) else env)
         model, saved = read_model(Path(folder), device, custom_objects, None if venv is None else venv.num_envs)
         if venv is None:
             return model
         with raised_as(ModelFormatError, "`env` is not what the model was trained in"):
             if saved is not None and unwrap_vec_normalize(venv) is None:
-                if venv.observation_space != saved.venv.observation_space:
-                    venv = model._wrap_env(venv)  # images may have been transposed inside
+                if isinstance(venv, VecTransposeImage) and venv.observation_space != saved.venv.observation_space:
+                    venv = venv.venv  # the images were transposed outside of it
                 venv = _wrap_in_vec_normalize(venv, saved)
             model.set_env(venv)
         model.set_random_seed(model.seed)  # as SB3's `load`

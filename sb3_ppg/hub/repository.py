@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import gymnasium
 import huggingface_hub
 import torch as th
+from gymnasium.vector import VectorEnv
 from huggingface_hub import EvalResult, ModelCardData
 from stable_baselines3.common.type_aliases import GymEnv
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecMonitor, VecNormalize, VecTransposeImage
@@ -125,7 +126,7 @@ def write_repository(
 
 def load(
     repo_id: str,
-    env: GymEnv | str | None = None,
+    env: GymEnv | VectorEnv | str | None = None,
     device: th.device | str = "auto",
     *,
     revision: str | None = None,

@@ -104,6 +104,8 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     configs = dict(text.partition(":")[::2] for text in args.conf_file)
     makers = {name: (name, {}) for name in args.algos} | dict(map(_variant, args.set))
+    if not configs.keys() <= {algorithm for algorithm, _ in makers.values()}:
+        raise ArgumentError(f"-conf {' '.join(args.conf_file)} cannot work: write ALGO:FILE, for algorithms that are compared")
     contestants = {}
     for name, (algorithm, changes) in makers.items():
         if algorithm not in ALGOS:

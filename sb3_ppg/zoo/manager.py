@@ -88,6 +88,8 @@ class Manager(ExperimentManager):
             raise ArgumentError(f"--resume needs checkpoints: use --save-freq, and one of {', '.join(FAMILY)}")
         if self.prior is not None and (not self.is_ours or self.optimize_hyperparameters):
             raise ArgumentError(f"--prior is for trainings, not searches, of {', '.join(FAMILY)}")
+        if self.prior not in (None, SELF) and not Path(self.prior).exists():
+            raise ArgumentError(f"--prior {self.prior} does not exist")
         if self.is_ours:
             keep_freed_memory()
         if env_id in PROCGEN_IDS:
@@ -176,7 +178,7 @@ class Manager(ExperimentManager):
         return hyperparams, *others
 
     def _check_hyperparameters(self, hyperparams: dict[str, Any]) -> None:
-        place = f"(from {self.config}, -params or a study)"
+        place = f"(in {self.config}, on the command line or in a study)"
         known = {*argument_names(ALGOS[self.algo]), *OF_THE_ZOO}
         for name in hyperparams.keys() - known:
             raise ArgumentError(f"{self.algo.upper()} has no hyperparameter {name!r} {place}{nearest(name, known)}")

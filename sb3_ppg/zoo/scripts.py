@@ -1,14 +1,10 @@
 """The scripts that are our own, and those of RL Zoo (rl_zoo3 2.9.2) that need more around them than ``REPAIRS``."""
 
 import argparse
-import glob
 import importlib
-import itertools
-import pickle
 import runpy
 import shutil
 import sys
-from collections.abc import Iterable
 from contextlib import AbstractContextManager, suppress
 from functools import partial
 from pathlib import Path
@@ -42,8 +38,6 @@ from sb3_ppg.play import Player
 from sb3_ppg.zoo.environments import check_is_registered
 from sb3_ppg.zoo.registration import ffmpeg_on_path
 
-CURVES = ("timesteps", "mean", "std_error", "last_evals")  # in the files of `all_plots`
-
 
 def train() -> None:
     """Run the script, if its environment and the model to begin with exist."""
@@ -59,8 +53,9 @@ def train() -> None:
         entry_point = gymnasium.registry[args.env].entry_point
         if isinstance(entry_point, str):  # an extra may be missing, which would end worker processes
             gymnasium.envs.registration.load_env_creator(entry_point)
-        if args.trained_agent is not None and not Path(args.trained_agent).is_file():
-            raise ArgumentError(f"-i {args.trained_agent} does not exist")
+        model = args.trained_agent
+        if model is not None and not (model.endswith(".zip") and Path(model).is_file()):
+            raise ArgumentError(f"-i {model} cannot work: there is no such .zip file")
     rl_zoo3.train.train()
 
 
@@ -109,66 +104,11 @@ def record_training() -> None:
         shutil.copytree(made, args.output_folder or Path(run) / "videos", dirs_exist_ok=True)
 
 
-def plot_train() -> None:
-    """Run the script, which looks for folders with the environment's name in theirs, where a slash is a dash."""
+def plot() -> None:
+    """Run ``plot_train`` or ``all_plots``, which look for folders with the environment's name, where a slash is a dash."""
     sys.argv = [EnvironmentName(argument) if argument in gymnasium.registry else argument for argument in sys.argv]
-    importlib.import_module("rl_zoo3.plots").plot_train()
-
-
-def all_plots() -> None:
-    """Run the script with one folder for each kind of run, as it takes all runs in a folder for seeds of one."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    for options in ("-a --algos", "-f --exp-folders", "-l --labels"):
-        parser.add_argument(*options.split(), nargs="+", default=[])
-    parser.add_argument("-e", "--env", nargs="+", type=EnvironmentName, default=[])
-    parser.add_argument("-o", "--output")
-    args, _ = parser.parse_known_args()
-    folders: list[str] = []
-    labels: list[str] = []
-    with TemporaryDirectory() as temporary:
-        for folder, label in zip(args.exp_folders, args.labels or args.exp_folders, strict=True):
-            pairs = itertools.product(map(str.lower, args.algos), args.env)
-            kinds = [_kinds(Path(folder, algo).glob(f"*{glob.escape(env)}*/evaluations.npz")) for algo, env in pairs]
-            curves = [[*itertools.chain(*runs)] for runs in itertools.zip_longest(*kinds, fillvalue=[])] or [[]]
-            for number, runs in enumerate(curves, 1):
-                folders.append(f"{temporary}/{len(folders)}")
-                labels.append(f"{label} ({number})" if len(curves) > 1 else label)
-                print(f"{labels[-1]}: {', '.join(map(str, runs)) or 'no evaluations'}")
-                for run in runs:
-                    copy = Path(folders[-1], *run.parts[-2:])
-                    copy.mkdir(parents=True, exist_ok=True)
-                    shutil.copy(run / "evaluations.npz", copy)
-        sys.argv += ["-e", *args.env, "-f", *folders, "-l", *labels]
-        importlib.import_module("rl_zoo3.plots").all_plots()
-    if args.output is not None:
-        _complete(Path(f"{args.output}.pkl"))
-
-
-def _kinds(evaluations: Iterable[Path]) -> list[list[Path]]:
-    """Group the folders of runs: those of a group can be seeds of one."""
-    kinds: dict[str, list[Path]] = {}
-    for run in sorted(path.parent for path in evaluations):
-        settings = [path.read_text() for path in run.glob("*/config.yml")]
-        for path in run.glob("*/args.yml"):
-            options = yaml.unsafe_load(path.read_text())
-            settings += [str(options.get(name) or "") for name in ("env_kwargs", "eval_env_kwargs", "trained_agent")]
-        kinds.setdefault(str(settings), []).append(run)
-    return list(kinds.values())
-
-
-def _complete(file: Path) -> None:
-    """
-    Complete saved results for ``plot_from_file``, which fails if there is a single run, whose last evaluations are saved as a
-    number, and if an environment lacks one of the curves.
-    """
-    results = pickle.loads(file.read_bytes())
-    environments = [results[name] for name in results.keys() - {"results_table"}]
-    labels = {label for curves in environments for label in curves}
-    for curves in environments:
-        for label in sorted(labels):
-            curves.setdefault(label, {**dict.fromkeys(CURVES, np.zeros(0)), "mean_per_eval": np.zeros((0, 0))})
-            curves[label]["last_evals"] = np.atleast_1d(curves[label]["last_evals"])
-    file.write_bytes(pickle.dumps(results))
+    name = sys.argv[0].removeprefix("sb3-ppg ")
+    getattr(importlib.import_module("rl_zoo3.plots"), name)()
 
 
 # ---- our own: report, record_dataset ----

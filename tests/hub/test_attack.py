@@ -163,6 +163,7 @@ names = st.sampled_from(sorted(MODELS))
 
 
 @given(names.flatmap(lambda name: st.tuples(st.just(name), changed_json(json.loads(honest(name).files[DESCRIPTION])))))
+@example(("settings", b"[]"))
 @example(("settings", b"[" * 2 * 10**6))
 @example(("settings", b"9" * 3 * 10**6))
 @example(("settings", b'{"format": "sb3_ppg", "x": "' + b"\\u0041" * 10**5))

@@ -12,6 +12,7 @@ import pytest
 import safetensors.torch
 import torch as th
 from gymnasium import spaces
+from gymnasium.vector import SyncVectorEnv
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.utils import set_random_seed
 from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecNormalize, VecTransposeImage
@@ -79,6 +80,15 @@ def test_several_processes_number_their_environments_consecutively(small, monkey
         monkeypatch.setattr("sb3_ppg.phasic_algorithm.rank", lambda number=number: number)
         seeds.append(from_pretrained(small, RandomEnv(BOX, spaces.Discrete(2)), "cpu").env._seeds)
     assert seeds == [[0], [1]]
+
+
+def test_environments_are_those_that_the_constructor_takes(small):
+    def make() -> RandomEnv:
+        return RandomEnv(BOX, spaces.Discrete(2))
+
+    assert from_pretrained(small, SyncVectorEnv([make, make]), "cpu").learn(32).n_envs == 2
+    with pytest.raises(ArgumentError, match="give an environment, not what makes it"):
+        from_pretrained(small, make)
 
 
 @pytest.mark.parametrize("n_stack", [0, 2])
