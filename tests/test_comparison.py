@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 import psutil
 import pytest
+from gymnasium import spaces
 from gymnasium.envs.classic_control import CartPoleEnv
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.error import UnregisteredEnv
@@ -101,6 +102,23 @@ def test_a_row_has_the_return_of_its_evaluation(tmp_path):
     with pytest.raises(ArgumentError, match="no episode has ended within 150 steps"):  # in the rollout that takes 256
         make = FromClass(PPO, partial(gymnasium.make, "Pendulum-v1"), dict(SMALL, n_steps=256), 1)
         train(make, 0, 150, tmp_path, n_episodes=3)
+
+
+class EndsAfterNoise(gymnasium.Env):
+    """Ends when an action is far from zero, which without exploration it never is, as in games with moves that do nothing."""
+
+    observation_space, action_space = spaces.Box(0, 0, (1,)), spaces.Box(-2, 2, (1,))
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        return np.zeros(1, np.float32), 1.0, bool(abs(action[0]) > 1), False, {}
+
+
+def test_an_evaluation_that_would_not_end_has_no_return(tmp_path):
+    row, points = train(FromClass(PPO, EndsAfterNoise, SMALL, 1), 0, 320, tmp_path, n_episodes=2)
+    assert np.isnan(row["mean"]) and np.isnan(row["std"]) and points["return"].notna().all()
 
 
 def test_seeds_are_runs_and_masks_are_used(tmp_path):

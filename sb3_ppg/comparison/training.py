@@ -118,14 +118,31 @@ def curve(episodes: pd.DataFrame, n_timesteps: int, n_points: int = N_POINTS, n_
     return points.assign(steps=grid)[n_over > 0]
 
 
-def evaluate(made: Made, n_episodes: int) -> tuple[float, float]:
-    """Return mean and standard deviation of the return of some episodes."""
+class EndlessEpisode(Exception):
+    """Raised in an evaluation that would not end."""
+
+
+def evaluate(made: Made, n_episodes: int, max_length: float = np.inf) -> tuple[float, float]:
+    """
+    Return mean and standard deviation of the return of some episodes; NaN if one of them is longer than ``max_length`` steps,
+    because in some environments, such as the game 2048, an agent may repeat an action without effect forever.
+    """
     env, model = made.make_evaluation_env(), made.model
     assert model.env is not None
     sync_envs_normalization(model.env, env)
     is_masked = isinstance(model, MaskablePPG | MaskablePPO)
     play: Callable[..., Any] = evaluate_masked_policy if is_masked else evaluate_policy
-    returns, _ = play(model, env, n_episodes, deterministic=made.deterministic, return_episode_rewards=True)
+
+    def check_length(played: dict[str, Any], _: Any) -> None:
+        if played["current_lengths"].max() > max_length:
+            raise EndlessEpisode
+
+    try:
+        returns, _ = play(
+            model, env, n_episodes, deterministic=made.deterministic, callback=check_length, return_episode_rewards=True
+        )
+    except EndlessEpisode:
+        returns = [np.nan]
     env.close()
     return round(float(np.mean(returns)), 2), round(float(np.std(returns)), 2)
 
@@ -137,7 +154,8 @@ def train(
     Train a model and evaluate it.
 
     :param n_episodes: number of episodes after the training
-    :return: the steps, mean and standard deviation of the return of these episodes, and seconds of the training; its curve
+    :return: the steps, mean and standard deviation of the return of these episodes (NaN if one of them takes more steps than
+        the training), and seconds of the training; its curve
     :raises ArgumentError: if no episode has ended
     """
     made, episodes, start = make(seed, folder), Episodes(), time.perf_counter()
@@ -145,7 +163,7 @@ def train(
     seconds = round(time.perf_counter() - start, 1)
     if not any(steps <= n_timesteps for steps, *_ in episodes.rows):
         raise ArgumentError(f"no episode has ended within {n_timesteps} steps: use more, or a Monitor around the environment")
-    mean, std = evaluate(made, n_episodes) if n_episodes > 0 else (np.nan, np.nan)
+    mean, std = evaluate(made, n_episodes, n_timesteps) if n_episodes > 0 else (np.nan, np.nan)
     row = dict(steps=made.model.num_timesteps, mean=mean, std=std, seconds=seconds)
     return row, curve(episodes.table(), n_timesteps, n_latest=n_latest)
 
