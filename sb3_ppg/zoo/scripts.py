@@ -2,6 +2,7 @@
 
 import argparse
 import importlib
+import pickle
 import runpy
 import shutil
 import sys
@@ -37,6 +38,8 @@ from sb3_ppg.offline.data import check_new, record, save_as_minari
 from sb3_ppg.play import Player
 from sb3_ppg.zoo.environments import check_is_registered
 from sb3_ppg.zoo.registration import ffmpeg_on_path
+
+CURVES = ("timesteps", "mean", "std_error", "last_evals")  # in the files of `all_plots`
 
 
 def train() -> None:
@@ -104,11 +107,40 @@ def record_training() -> None:
         shutil.copytree(made, args.output_folder or Path(run) / "videos", dirs_exist_ok=True)
 
 
-def plot() -> None:
-    """Run ``plot_train`` or ``all_plots``, which look for folders with the environment's name, where a slash is a dash."""
+def plot_train() -> None:
+    """Run the script, which looks for folders with the environment's name in theirs, where a slash is a dash."""
+    _names_of_folders()
+    importlib.import_module("rl_zoo3.plots").plot_train()
+
+
+def all_plots() -> None:
+    """Run the script, and complete the results that it saves for ``plot_from_file``."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("-o", "--output")
+    output = parser.parse_known_args()[0].output
+    _names_of_folders()
+    importlib.import_module("rl_zoo3.plots").all_plots()
+    if output is not None:
+        _complete(Path(f"{output}.pkl"))
+
+
+def _names_of_folders() -> None:
     sys.argv = [EnvironmentName(argument) if argument in gymnasium.registry else argument for argument in sys.argv]
-    name = sys.argv[0].removeprefix("sb3-ppg ")
-    getattr(importlib.import_module("rl_zoo3.plots"), name)()
+
+
+def _complete(file: Path) -> None:
+    """
+    Complete saved results for ``plot_from_file``, which fails if there is a single run, whose last evaluations are saved as a
+    number, and if an environment lacks one of the curves.
+    """
+    results = pickle.loads(file.read_bytes())
+    environments = [results[name] for name in results.keys() - {"results_table"}]
+    labels = {label for curves in environments for label in curves}
+    for curves in environments:
+        for label in sorted(labels):
+            curves.setdefault(label, {**dict.fromkeys(CURVES, np.zeros(0)), "mean_per_eval": np.zeros((0, 0))})
+            curves[label]["last_evals"] = np.atleast_1d(curves[label]["last_evals"])
+    file.write_bytes(pickle.dumps(results))
 
 
 # ---- our own: report, record_dataset ----
