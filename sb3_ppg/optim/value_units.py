@@ -23,7 +23,9 @@ def change_value_units(
         rewards (..., K), and each component has its own unit
     :param weight: weight of this rollout among them, from 0 to 1
     """
-    old_mean, old_std = (np.array(one.cpu().numpy(), np.float64, ndmin=1) for one in (policy.value_net.mean, policy.value_net.std))
+    old_mean, old_std = (
+        np.array(one.cpu().numpy(), np.float64, ndmin=1) for one in (policy.value_net.mean, policy.value_net.std)
+    )
     columns = value_targets.reshape(-1, len(old_mean)).T
     mean, std = np.array([moments(column, policy.device) for column in columns]).T
     if not np.isfinite(std).all():
