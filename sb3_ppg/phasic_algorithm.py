@@ -32,7 +32,7 @@ from sb3_ppg.arrays import parameters_of
 from sb3_ppg.buffers.aux_buffer import AuxBuffer, AuxiliaryBatch
 from sb3_ppg.buffers.replay import Rollout, RolloutReplay, full_like
 from sb3_ppg.buffers.rollout_buffers import component_context, with_vector_rewards
-from sb3_ppg.buffers.rollouts import RolloutEnd, store_floats, zero_observations
+from sb3_ppg.buffers.rollouts import RolloutEnd, smallest_observations, store_floats
 from sb3_ppg.callbacks import without_rank_zero_callbacks
 from sb3_ppg.distributed import agreed, n_processes, rank
 from sb3_ppg.environments.vec_envs import GymnasiumVecEnv
@@ -348,7 +348,7 @@ class PhasicAlgorithm(OnPolicyAlgorithm):
         if self.objective.needs_whole_minibatches:
             return None
         if self._fitting_micro_batch_size is None:  # once per run: the network stays as it is
-            observation = obs_as_tensor(zero_observations(self.rollout_buffer, 1), self.device)
+            observation = obs_as_tensor(smallest_observations(self.rollout_buffer, 1), self.device)
             self._fitting_micro_batch_size = (fitting_micro_batch_size(self.policy, observation),)
         return self._fitting_micro_batch_size[0]
 
@@ -428,7 +428,7 @@ class PhasicAlgorithm(OnPolicyAlgorithm):
 
     def rollout_end_template(self) -> RolloutEnd:
         """Return the end of a rollout of zeros."""
-        observations = zero_observations(self.rollout_buffer, self.n_envs)
+        observations = smallest_observations(self.rollout_buffer, self.n_envs)
         values = next(self.policy.value_net.parameters()).new_zeros(self.n_envs, self.n_reward_components or 1, device="cpu")
         return RolloutEnd(observations, values.squeeze(1).numpy(), np.zeros(self.n_envs, dtype=bool), self.memory())
 

@@ -15,7 +15,7 @@ from stable_baselines3.common.utils import obs_as_tensor
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
 from sb3_ppg.arrays import map_arrays, n_samples
-from sb3_ppg.buffers.rollouts import Observations, zero_observations
+from sb3_ppg.buffers.rollouts import Observations, smallest_observations
 from sb3_ppg.environments.watched import only_normalizer, statistics
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.policies.mlp import LATEST
@@ -53,7 +53,7 @@ class Prior:
         self.actions = model.policy.actions
         self.states: Any = None  # of LSTMs
         self._waiting: list[Any] = []  # observations, episode starts and masks of the steps before the next forward pass
-        self.n_parameters = self.parameters(zero_observations(model.rollout_buffer, 1), np.ones(1)).shape[1]  # P
+        self.n_parameters = self.parameters(smallest_observations(model.rollout_buffer, 1), np.ones(1)).shape[1]  # P
 
     @property
     def has_memory(self) -> bool:

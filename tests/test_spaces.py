@@ -38,12 +38,14 @@ OBSERVATIONS = {
     "Box of float64": ("MlpPolicy", spaces.Box(-2, 2, (2, 2), np.float64)),
     "Discrete": ("MlpPolicy", spaces.Discrete(5)),
     "MultiDiscrete": ("MlpPolicy", spaces.MultiDiscrete([3, 4])),
+    "Discrete from 1 on": ("MlpPolicy", spaces.Discrete(2, start=1)),
+    "MultiDiscrete from elsewhere": ("MlpPolicy", spaces.MultiDiscrete([3, 4], start=[-2, 5])),
     "MultiBinary": ("MlpPolicy", spaces.MultiBinary(4)),
     "CHW images": ("CnnPolicy", image_space(3, 36, 36)),
     "HWC images": ("CnnPolicy", image_space(36, 36, 3)),
     "Dict": (
         "MultiInputPolicy",
-        spaces.Dict(image=image_space(36, 36, 1), vector=VECTOR, number=spaces.Discrete(3), bits=spaces.MultiBinary(2)),
+        spaces.Dict(image=image_space(36, 36, 1), vector=VECTOR, no=spaces.Discrete(3, start=3), bits=spaces.MultiBinary(2)),
     ),
 }
 

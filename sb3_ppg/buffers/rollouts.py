@@ -164,10 +164,18 @@ def by_environment(rollout_buffer: RolloutBuffer, array: np.ndarray) -> np.ndarr
     return array.reshape(rollout_buffer.n_envs, rollout_buffer.buffer_size, -1)
 
 
-def zero_observations(rollout_buffer: RolloutBuffer, n: int) -> Observations:
-    """Return n observations of zeros with the shapes and types of a buffer's, ``(n, *observation shape)``."""
+def smallest_observations(rollout_buffer: RolloutBuffer, n: int) -> Observations:
+    """
+    Return n observations with the shapes and types of a buffer's, ``(n, *observation shape)``: zeros, or the smallest values
+    of Discrete and MultiDiscrete spaces.
+    """
     shapes: Any = rollout_buffer.obs_shape
-    return map_arrays(lambda array, shape: np.zeros((n, *shape), array.dtype), rollout_buffer.observations, shapes)
+    parts: Any = getattr(rollout_buffer.observation_space, "spaces", rollout_buffer.observation_space)
+
+    def smallest(array: np.ndarray, shape: tuple[int, ...], space: Any) -> np.ndarray:
+        return np.full((n, *shape), getattr(space, "start", 0), array.dtype)
+
+    return map_arrays(smallest, rollout_buffer.observations, shapes, parts)
 
 
 def n_bytes(observations: Observations | PyTorchObs) -> int:

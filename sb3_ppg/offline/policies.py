@@ -25,6 +25,7 @@ from torch import nn
 from sb3_ppg.actions import SquashedGaussianActions
 from sb3_ppg.arrays import n_samples
 from sb3_ppg.offline import losses
+from sb3_ppg.policies.mlp import from_zero, with_integers
 
 
 class Network(nn.Module):
@@ -208,7 +209,8 @@ class BCQPolicy(BasePolicy):
 
     def preprocess(self, obs: PyTorchObs) -> Any:
         """Return observations as features extractors take them."""
-        return preprocess_obs(obs, self.observation_space, self.normalize_images)
+        space = with_integers(self.observation_space)
+        return preprocess_obs(from_zero(obs, space), space, self.normalize_images)
 
     def _predict(self, observation: PyTorchObs, deterministic: bool = False) -> th.Tensor:
         """

@@ -191,8 +191,7 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
         self._given_action_space = action_space
         self.squash_leaves = squash_output and is_nested
         self.n_reward_components = n_reward_components
-        # Python's integers, because torch's compiler treats NumPy's as tensors
-        self.preprocessed_space = _with_integers(observation_space)
+        self.preprocessed_space = with_integers(observation_space)
         by_name = observation_space.spaces if isinstance(observation_space, spaces.Dict) else {"": observation_space}
         scales = kwargs.get("normalize_images", True)
         self.scaled_images = {name for name, space in by_name.items() if scales and is_image_space(space)}
@@ -444,7 +443,7 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
             return of_policy if shared else (of_policy, self.extract_features(obs, self.vf_features_extractor))
         takes_uint8 = getattr(features_extractor, "takes_uint8", False)
         if not (takes_uint8 and isinstance(obs, th.Tensor) and obs.dtype == th.uint8):
-            obs = preprocess_obs(obs, self.preprocessed_space, normalize_images=False)
+            obs = preprocess_obs(from_zero(obs, self.preprocessed_space), self.preprocessed_space, normalize_images=False)
             if isinstance(obs, dict):
                 obs = {key: part / 255 if key in self.scaled_images else part for key, part in obs.items()}
             elif self.scaled_images:
@@ -648,15 +647,28 @@ class MultiInputPhasicActorCriticPolicy(PhasicActorCriticPolicy):
         super().__init__(*args, **kwargs)
 
 
-def _with_integers(space: Any) -> Any:
+def with_integers(space: Any) -> Any:
+    """Return a space with Python's integers, because torch's compiler treats NumPy's as tensors."""
     if isinstance(space, spaces.Dict):
-        return spaces.Dict({key: _with_integers(part) for key, part in space.spaces.items()})
-    space = copy.copy(space)
+        return spaces.Dict({key: with_integers(part) for key, part in space.spaces.items()})
+    copied: Any = copy.copy(space)
     if isinstance(space, spaces.Discrete):
-        space.n = int(space.n)
+        copied.n, copied.start = int(space.n), int(space.start)
     if isinstance(space, spaces.MultiDiscrete):
-        space.nvec = space.nvec.tolist()
-    return space
+        copied.nvec, copied.start = space.nvec.tolist(), space.start.tolist() if space.start.any() else 0
+    return copied
+
+
+def from_zero(obs: Any, space: Any) -> Any:
+    """
+    Return observations as SB3's ``preprocess_obs`` takes them, with Discrete and MultiDiscrete values counted from 0.
+
+    :param space: that of the observations, from ``with_integers``
+    """
+    if isinstance(obs, dict):
+        return {key: from_zero(part, space[key]) for key, part in obs.items()}
+    start = getattr(space, "start", 0)
+    return obs if start == 0 else obs - th.as_tensor(start, device=obs.device)
 
 
 def _check_overrides(cls: type) -> None:

@@ -13,7 +13,7 @@ from sb3_ppg.actions import by_leaf
 from sb3_ppg.arguments import FINITE, argument_value, check_value, number, require
 from sb3_ppg.arguments import check_arguments as check_each
 from sb3_ppg.buffers.rollout_buffers import RewardNormalizer
-from sb3_ppg.buffers.rollouts import has_usual_samples, is_recomputable, zero_observations
+from sb3_ppg.buffers.rollouts import has_usual_samples, is_recomputable, smallest_observations
 from sb3_ppg.environments.watched import normalizers, only_normalizer
 from sb3_ppg.errors import ArgumentError, warn
 from sb3_ppg.objectives import Objective, SampleData
@@ -115,7 +115,7 @@ def check_fine_tuning(model: PhasicModel) -> None:
         remedy = "a prior adds data to minibatches, and this class draws them in its own way; use None"
         require(model, has_usual_samples(model.rollout_buffer), "rollout_buffer_class", remedy)
     if model.n_value_warmup > 0:
-        observations = obs_as_tensor(zero_observations(model.rollout_buffer, 2), model.device)
+        observations = obs_as_tensor(smallest_observations(model.rollout_buffer, 2), model.device)
         remedy = "the value function shares layers with the policy, which would change; use separate networks, or 0"
         require(model, not value_loss_moves_policy(model.policy, observations), "n_value_warmup", remedy)
 
