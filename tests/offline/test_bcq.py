@@ -231,7 +231,7 @@ def test_learning_does_not_touch_environments_and_evaluations_play_in_several(mo
 
 @pytest.mark.parametrize(
     ("policy", "space", "actions"),
-    [("CnnPolicy", image_space(36, 36, 1), THREE), ("MultiInputPolicy", DICT, BOX), ("MlpPolicy", spaces.Discrete(5, start=2), THREE)],
+    [("CnnPolicy", image_space(36, 36, 1), THREE), ("MultiInputPolicy", DICT, BOX), ("MlpPolicy", THREE, THREE)],
     ids=["images", "Dict", "Discrete"],
 )
 def test_a_model_learns_is_saved_and_goes_on(policy, space, actions, tmp_path):
