@@ -449,10 +449,19 @@ def test_an_objective_that_was_not_told_of_the_steps_says_so():
     np.testing.assert_array_equal(model.aux_buffer.rollouts[0].context["aux_data"]["last_observations"][:, 0], model._last_obs)
 
 
-def test_rollouts_of_another_size_are_dropped():
+def test_set_env_keeps_what_was_stored():
+    model = make().learn(32)
+    model.set_env(gym.make("CartPole-v1"))
+    assert model.learn(32, reset_num_timesteps=False).n_aux_phases == 1
+
+
+@pytest.mark.parametrize("resizes_the_buffer", [False, True])
+def test_rollouts_of_another_size_are_dropped(resizes_the_buffer):
     replayed = dict(objective="decoupled", replay_kwargs=dict(policy_rollouts=2))
     model = make(make_vec_env("CartPole-v1", 2), **replayed).learn(64)
     model.n_steps = 16
+    if resizes_the_buffer:
+        model.rollout_buffer.buffer_size = 16
     with pytest.warns(UserWarning, match="The phase starts over, without .* of a phase"):
         model.learn(64, reset_num_timesteps=False)
     assert model.n_aux_phases == 1 and [one.buffer.buffer_size for one in model.replay.rollouts] == [16, 16]

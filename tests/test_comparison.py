@@ -16,17 +16,18 @@ from gymnasium import spaces
 from gymnasium.envs.classic_control import CartPoleEnv
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.error import UnregisteredEnv
+from gymnasium.wrappers import TimeLimit
 from sb3_contrib.common.envs import InvalidActionEnvDiscrete
 from stable_baselines3 import PPO
 from stable_baselines3.common.env_util import make_vec_env
-from stable_baselines3.common.vec_env import VecNormalize
+from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from sb3_ppg import PPG, ArgumentError, MaskablePPG, compare
 from sb3_ppg.comparison import scores
 from sb3_ppg.comparison.report import Comparison
 from sb3_ppg.comparison.runs import Runs
 from sb3_ppg.comparison.scores import Estimate, improvements, interquartile_means, is_told_apart, seeds_needed
-from sb3_ppg.comparison.training import Episodes, FromClass, curve, described, evaluate, train
+from sb3_ppg.comparison.training import Episodes, FromClass, Made, curve, described, evaluate, train
 from sb3_ppg.comparison.workers import Worker, take_turns, tell
 from tests.helpers import ROOT, run, wait_for
 
@@ -76,9 +77,9 @@ def test_a_function_that_makes_environments_with_their_wrappers(tmp_path):
 @pytest.mark.slow
 def test_an_environment_that_the_program_has_registered(tmp_path, monkeypatch):
     """The processes that train do not know its ID."""
-    monkeypatch.setitem(gymnasium.registry, "Mine-v0", EnvSpec("Mine-v0", InvalidActionEnvDiscrete, kwargs=dict(ep_length=20)))
+    monkeypatch.setitem(gymnasium.registry, "Mine-v0", EnvSpec("Mine-v0", EndsAfterNoise, max_episode_steps=9))
     found = compare("Mine-v0", {"PPO": (PPO, SMALL), "PPG": (PPG, PHASES)}, 60, n_seeds=1, n_eval_episodes=1, folder=tmp_path)
-    assert found.title == "Mine-v0" and len(found.rows) == 2 and found.settings["PPO"]["env"] == "Mine-v0"
+    assert found.title == "Mine-v0" and (found.rows["mean"] == 9).all() and found.settings["PPO"]["env"] == "Mine-v0"
     with pytest.raises(UnregisteredEnv):
         compare("Nine-v0", {"PPG": PPG, "PPO": PPO}, 60, folder=tmp_path)
 
@@ -119,6 +120,13 @@ class EndsAfterNoise(gymnasium.Env):
 def test_an_evaluation_that_would_not_end_has_no_return(tmp_path):
     row, points = train(FromClass(PPO, EndsAfterNoise, SMALL, 1), 0, 320, tmp_path, n_episodes=2)
     assert np.isnan(row["mean"]) and np.isnan(row["std"]) and points["return"].notna().all()
+
+
+def test_an_evaluation_in_unequal_environments_has_a_return(tmp_path):
+    """An environment that has played its share is stepped on, and its length counted."""
+    model = FromClass(PPO, CartPoleEnv, SMALL, 1)(0, tmp_path).model
+    env = DummyVecEnv([partial(TimeLimit, CartPoleEnv(), n) for n in (1, 8)])
+    assert evaluate(Made(model, lambda: env), 20, 8)[0] == 4.5
 
 
 def test_seeds_are_runs_and_masks_are_used(tmp_path):

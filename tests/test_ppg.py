@@ -17,7 +17,7 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.utils import LinearSchedule
 
-from sb3_ppg import PPG, ArgumentError, MaskablePPG, PhasicCallback, RecurrentPPG
+from sb3_ppg import PPG, ArgumentError, MaskablePPG, NonFiniteLossError, PhasicCallback, RecurrentPPG
 from sb3_ppg.errors import ADVISED, NonFiniteActionError
 from tests.helpers import (
     ROOT,
@@ -430,6 +430,15 @@ def test_a_disk_that_is_not_there_is_named_and_another_can_be_given(tmp_path):
     elsewhere = dict(storage="mmap", path=tmp_path / "elsewhere")
     model = PPG.load(tmp_path / "model", env=env, aux_buffer_kwargs=elsewhere).learn(16)
     assert len(model.aux_buffer) == 1 and (tmp_path / "elsewhere").is_dir()
+
+
+def test_after_an_error_in_the_auxiliary_phase_the_next_phase_starts_with_nothing():
+    model = make().learn(16 * 2)
+    model.aux_buffer.rollouts[0].value_targets[:] = np.nan
+    with pytest.raises(NonFiniteLossError, match=r"auxiliary phase.*'aux_value_loss'"):
+        model.learn(16, reset_num_timesteps=False)
+    model.learn(16 * 3, reset_num_timesteps=False)
+    assert model.n_aux_phases == 1 and len(model.aux_buffer) == 0
 
 
 ACTIONS = [spaces.Box(-1, 1, (2,)), spaces.Discrete(3), spaces.MultiDiscrete([2, 3]), spaces.MultiBinary(2)]

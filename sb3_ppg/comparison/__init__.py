@@ -70,7 +70,7 @@ def compare(
         make: Any = env
         if isinstance(env, str):  # which may be known to this process alone
             with gymnasium.make(env) as made:
-                make = made.unwrapped.spec.make  # type: ignore[union-attr]
+                make = gymnasium.registry[made.unwrapped.spec.id].make  # type: ignore[union-attr]
     check_value("n_envs", n_envs, count(1))
     makers = {}
     for name, one in contestants.items():

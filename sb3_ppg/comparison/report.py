@@ -147,7 +147,7 @@ class Comparison(NamedTuple):
         first, n_seeds = next(iter(self.settings)), self.n_seeds()
         kind = "interquartile mean" if n_seeds >= MIN_SEEDS else "mean"
         means = {view: interquartile_means(self.returns(view)) for view in VIEWS}
-        evaluated = {name: self.rows[self.rows["contestant"] == name]["mean"] for name in self.settings}
+        evaluated = {name: self.rows[self.rows["contestant"] == name]["mean"].to_numpy() for name in self.settings}
         target = min(float(own.mean()) for own in self.returns("steps").values()) if self.target is None else self.target
         ends = {view: f"{_number(self.end(view))} {view}" for view in VIEWS}
         lines = []

@@ -3,6 +3,7 @@
 import re
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -134,15 +135,12 @@ def evaluate(made: Made, n_episodes: int, max_length: float = np.inf) -> tuple[f
     play: Callable[..., Any] = evaluate_masked_policy if is_masked else evaluate_policy
 
     def check_length(played: dict[str, Any], _: Any) -> None:
-        if played["current_lengths"].max() > max_length:
+        if played["current_lengths"][played["i"]] > max_length:
             raise EndlessEpisode
 
-    try:
-        returns, _ = play(
-            model, env, n_episodes, deterministic=made.deterministic, callback=check_length, return_episode_rewards=True
-        )
-    except EndlessEpisode:
-        returns = [np.nan]
+    returns, options = [np.nan], dict(deterministic=made.deterministic, callback=check_length, return_episode_rewards=True)
+    with suppress(EndlessEpisode):
+        returns, _ = play(model, env, n_episodes, **options)
     env.close()
     return round(float(np.mean(returns)), 2), round(float(np.std(returns)), 2)
 

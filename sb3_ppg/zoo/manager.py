@@ -88,7 +88,7 @@ class Manager(ExperimentManager):
             raise ArgumentError(f"--resume needs checkpoints: use --save-freq, and one of {', '.join(FAMILY)}")
         if self.prior is not None and (not self.is_ours or self.optimize_hyperparameters):
             raise ArgumentError(f"--prior is for trainings, not searches, of {', '.join(FAMILY)}")
-        if self.prior not in (None, SELF) and not Path(self.prior).exists():
+        if self.prior not in (None, SELF) and not self.asked_to_resume and not Path(self.prior).exists():
             raise ArgumentError(f"--prior {self.prior} does not exist")
         if self.is_ours:
             keep_freed_memory()

@@ -109,23 +109,24 @@ def record_training() -> None:
 
 def plot_train() -> None:
     """Run the script, which looks for folders with the environment's name in theirs, where a slash is a dash."""
-    _names_of_folders()
-    importlib.import_module("rl_zoo3.plots").plot_train()
+    _plot("plot_train")
 
 
 def all_plots() -> None:
-    """Run the script, and complete the results that it saves for ``plot_from_file``."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("-o", "--output")
-    output = parser.parse_known_args()[0].output
-    _names_of_folders()
-    importlib.import_module("rl_zoo3.plots").all_plots()
+    """Run the script, which looks for such folders, too, and complete the results that it saves for ``plot_from_file``."""
+    output = _plot("all_plots").output
     if output is not None:
         _complete(Path(f"{output}.pkl"))
 
 
-def _names_of_folders() -> None:
-    sys.argv = [EnvironmentName(argument) if argument in gymnasium.registry else argument for argument in sys.argv]
+def _plot(name: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("-e", "--env", nargs="+", default=[])
+    parser.add_argument("-o", "--output")
+    args, _ = parser.parse_known_args()
+    sys.argv = [EnvironmentName(argument) if argument in args.env else argument for argument in sys.argv]
+    getattr(importlib.import_module("rl_zoo3.plots"), name)()
+    return args
 
 
 def _complete(file: Path) -> None:

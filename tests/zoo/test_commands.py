@@ -151,16 +151,16 @@ def test_plots_compare_ppg_with_ppo(trained, run_folder, tmp_path):
     a single run, and none of PPO's.
     """
     runs = tmp_path / "logs" / "ppg"
-    for name in ("CartPole-v1_1", "CartPole-v1_2", "MinAtar-Breakout-v1_1"):
+    for name in ("CartPole-v1_1", "CartPole-v1_2", "mine-Env-v0_1"):
         shutil.copytree(run_folder, runs / name)
-    options = ("-a", "ppg", "ppo", "-e", "CartPole-v1", "MinAtar/Breakout-v1", "-f", "logs", str(trained / "logs"))
+    options = ("-a", "ppg", "ppo", "-e", "CartPole-v1", "mine/Env-v0", "-f", "logs", str(trained / "logs"))
     run("all_plots", *options, "-o", "c", "--no-million", cwd=tmp_path)
     results = pickle.loads((tmp_path / "c.pkl").read_bytes())
-    for name, n_runs in (("CartPole-v1", 2), ("MinAtar-Breakout-v1", 1)):
+    for name, n_runs in (("CartPole-v1", 2), ("mine-Env-v0", 1)):
         assert results[name]["PPG-logs"]["last_evals"].shape == (n_runs,)
     plt.close("all")
     run("plot_from_file", "-i", "c", "-o", "bars.png", "--format", "png", "-b", cwd=tmp_path)
-    run("plot_train", "-e", "MinAtar/Breakout-v1", "-f", "logs", "-w", "5", cwd=tmp_path)
+    run("plot_train", "-e", "mine/Env-v0", "-f", "logs", "-w", "5", cwd=tmp_path)
     assert len(plt.figure("Training Episodic Reward").axes[0].lines) == 1
     for picture in ("training_episodic_reward.png", "results_cartpole-v1.png", "bars.png", "sensitivity_box_plot.png"):
         pixels = plt.imread(tmp_path / picture)
