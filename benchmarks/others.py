@@ -145,7 +145,7 @@ def summary(found: dict[str, Comparison]) -> str:
             for view in VIEWS:
                 cells.append(f"{means[view][contestant]:.2f}")
                 cells.append("" if contestant == "PPG" else str(better([one], contestant, view)))
-            lines.append([f"{task.package}: [{task.env_id}](others/{name}/compare.md)", contestant, *cells])
+            lines.append([f"{task.package}: {task.env_id}", contestant, *cells])
     for contestant in list(CONTESTANTS)[1:]:
         pooled = [cell for view in VIEWS for cell in ("", better(found.values(), contestant, view))]
         lines.append([f"All {len(found)}", contestant, "", "", "", *pooled])
