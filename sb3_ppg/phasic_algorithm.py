@@ -264,7 +264,7 @@ class PhasicAlgorithm(OnPolicyAlgorithm):
         policy: Any = self.policy_class
         spaces_ = (self.observation_space, self.action_space)
         self.policy = policy(*spaces_, self.lr_schedule, use_sde=self.use_sde, **policy_kwargs).to(self.device)
-        self._maybe_recommend_cpu(MlpPolicy.__name__)
+        self._maybe_recommend_cpu()
         self.reward_reader = None if self.n_reward_components is None else RewardReader(self.n_reward_components)
         self.time_limits = TimeLimits()
         store_floats(self.rollout_buffer, self.env)
@@ -564,6 +564,9 @@ class PhasicAlgorithm(OnPolicyAlgorithm):
         super()._update_current_progress_remaining(num_timesteps, total_timesteps)
         # The last rollout may exceed the budget, where a linear schedule would be negative
         self._current_progress_remaining = max(0.0, self._current_progress_remaining)
+
+    def _maybe_recommend_cpu(self, mlp_class_name: str = MlpPolicy.__name__) -> None:
+        super()._maybe_recommend_cpu(mlp_class_name)
 
     def set_env(self, env: GymEnv, force_reset: bool = True) -> None:
         """
