@@ -5,8 +5,7 @@ The list was fixed before the first run, and all are in the table. Both algorith
 with ``VecNormalize(norm_obs=False)``, because PPG does not depend on the scale of rewards. Each training has six minutes of a
 core. The packages have the versions of environments.yml, each in a virtual environment that only its own runs see.
 
-    python -m benchmarks.others [run] [--jobs 2] [--only highway]
-    python -m benchmarks.others report
+    python -m benchmarks.others [run|speed|report] [--jobs 2] [--only highway]
 """
 
 import argparse
@@ -78,14 +77,11 @@ class Seeded(VecEnvWrapper):
     """Passes a seed to SuperSuit's environments at the next reset, because their own ``seed`` fails."""
 
     venv: Any
-
-    def seed(self, seed: int | None = None) -> list[int | None]:
-        self._seed = seed
-        return [seed] * self.num_envs
+    seed = VecEnv.seed
 
     def reset(self) -> np.ndarray:
-        observations, _ = self.venv.venv.reset(self._seed)
-        self._seed = None
+        observations, _ = self.venv.venv.reset(self._seeds[0])
+        self._reset_seeds()
         return observations
 
     def step_wait(self) -> VecEnvStepReturn:

@@ -11,7 +11,7 @@ from typing import Any
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.policies import BasePolicy
-from stable_baselines3.common.preprocessing import get_action_dim, preprocess_obs
+from stable_baselines3.common.preprocessing import get_action_dim
 from stable_baselines3.common.torch_layers import (
     BaseFeaturesExtractor,
     CombinedExtractor,
@@ -25,7 +25,7 @@ from torch import nn
 from sb3_ppg.actions import SquashedGaussianActions
 from sb3_ppg.arrays import n_samples
 from sb3_ppg.offline import losses
-from sb3_ppg.policies.mlp import from_zero, with_integers
+from sb3_ppg.policies.mlp import preprocess, with_integers
 
 
 class Network(nn.Module):
@@ -169,6 +169,7 @@ class BCQPolicy(BasePolicy):
             optimizer_kwargs=optimizer_kwargs,
             squash_output=self.is_box,
         )
+        self.preprocessed_space = with_integers(observation_space)
         # Stored by ``save``
         self.arguments = {name: value for name, value in given.items() if name not in ("self", "__class__", "lr_schedule")}
         if net_arch is None:
@@ -209,8 +210,7 @@ class BCQPolicy(BasePolicy):
 
     def preprocess(self, obs: PyTorchObs) -> Any:
         """Return observations as features extractors take them."""
-        space = with_integers(self.observation_space)
-        return preprocess_obs(from_zero(obs, space), space, self.normalize_images)
+        return preprocess(obs, self.preprocessed_space, self.normalize_images)
 
     def _predict(self, observation: PyTorchObs, deterministic: bool = False) -> th.Tensor:
         """

@@ -23,9 +23,8 @@ def change_value_units(
         rewards (..., K), and each component has its own unit
     :param weight: weight of this rollout among them, from 0 to 1
     """
-    old_mean, old_std = (
-        np.array(one.cpu().numpy(), np.float64, ndmin=1) for one in (policy.value_net.mean, policy.value_net.std)
-    )
+    head = policy.value_net
+    old_mean, old_std = (one.cpu().numpy().astype(np.float64).ravel() for one in (head.mean, head.std))
     columns = value_targets.reshape(-1, len(old_mean)).T
     mean, std = np.array([moments(column, policy.device) for column in columns]).T
     if not np.isfinite(std).all():

@@ -443,7 +443,7 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
             return of_policy if shared else (of_policy, self.extract_features(obs, self.vf_features_extractor))
         takes_uint8 = getattr(features_extractor, "takes_uint8", False)
         if not (takes_uint8 and isinstance(obs, th.Tensor) and obs.dtype == th.uint8):
-            obs = preprocess_obs(from_zero(obs, self.preprocessed_space), self.preprocessed_space, normalize_images=False)
+            obs = preprocess(obs, self.preprocessed_space, normalize_images=False)
             if isinstance(obs, dict):
                 obs = {key: part / 255 if key in self.scaled_images else part for key, part in obs.items()}
             elif self.scaled_images:
@@ -659,16 +659,16 @@ def with_integers(space: Any) -> Any:
     return copied
 
 
-def from_zero(obs: Any, space: Any) -> Any:
+def preprocess(obs: Any, space: Any, normalize_images: bool) -> Any:
     """
-    Return observations as SB3's ``preprocess_obs`` takes them, with Discrete and MultiDiscrete values counted from 0.
+    Preprocess observations as SB3's ``preprocess_obs`` does, but count Discrete and MultiDiscrete values from their ``start``.
 
     :param space: that of the observations, from ``with_integers``
     """
     if isinstance(obs, dict):
-        return {key: from_zero(part, space[key]) for key, part in obs.items()}
+        return {key: preprocess(part, space[key], normalize_images) for key, part in obs.items()}
     start = getattr(space, "start", 0)
-    return obs if start == 0 else obs - th.as_tensor(start, device=obs.device)
+    return preprocess_obs(obs if start == 0 else obs - th.as_tensor(start, device=obs.device), space, normalize_images)
 
 
 def _check_overrides(cls: type) -> None:
