@@ -16,7 +16,7 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_ppg.actions import NESTED
 from sb3_ppg.arguments import arguments_explained
-from sb3_ppg.buffers.aux_buffer import AuxiliaryBatch
+from sb3_ppg.buffers.rollouts import Rollout
 from sb3_ppg.environments.watched import workers_watched
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.policies import (
@@ -106,6 +106,7 @@ class MaskablePPG(PPG):
         "CnnPolicy": MaskablePhasicActorCriticCnnPolicy,
         "MultiInputPolicy": MaskableMultiInputPhasicActorCriticPolicy,
     }
+    input_keys = ("action_masks",)
     rollout_buffer_classes = (MaskableRolloutBuffer, MaskableDictRolloutBuffer)
     action_spaces = (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary, *NESTED)
     policy: MaskablePhasicActorCriticPolicy
@@ -184,10 +185,10 @@ class MaskablePPG(PPG):
             raise ArgumentError(f"`action_masks` of environment {env} allow no action in dimension {dimension}")
         return action_masks
 
-    def context(self) -> dict[str, np.ndarray]:
-        masks = self.rollout_buffer.action_masks
-        return {"action_masks": masks.astype(bool).reshape(self.n_envs, self.n_steps, self.rollout_buffer.mask_dims)}
+    def latest_rollout(self) -> Rollout:
+        rollout = super().latest_rollout()
+        rollout.arrays["action_masks"] = rollout.arrays["action_masks"].astype(bool)
+        return rollout
 
     def network_inputs(self, batch: Any) -> tuple:
-        masks = batch.context["action_masks"] if isinstance(batch, AuxiliaryBatch) else batch.action_masks
-        return batch.observations, masks
+        return batch.observations, batch.action_masks

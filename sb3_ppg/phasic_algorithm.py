@@ -22,17 +22,17 @@ from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.save_util import load_from_zip_file
-from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, PyTorchObs, RolloutBufferSamples, Schedule, TensorDict
+from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, PyTorchObs, Schedule, TensorDict
 from stable_baselines3.common.utils import FloatSchedule, obs_as_tensor
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_ppg.actions import NESTED, flat_space
 from sb3_ppg.arguments import ATTRIBUTES, arguments_explained, check_value, made_from, warn_of_missing_gpu
 from sb3_ppg.arrays import parameters_of
-from sb3_ppg.buffers.aux_buffer import AuxBuffer, AuxiliaryBatch
-from sb3_ppg.buffers.replay import Rollout, RolloutReplay, full_like
-from sb3_ppg.buffers.rollout_buffers import component_context, with_vector_rewards
-from sb3_ppg.buffers.rollouts import RolloutEnd, smallest_observations, store_floats
+from sb3_ppg.buffers.aux_buffer import AuxBuffer
+from sb3_ppg.buffers.replay import RolloutReplay
+from sb3_ppg.buffers.rollout_buffers import with_vector_rewards
+from sb3_ppg.buffers.rollouts import POLICY_KEYS, Rollout, RolloutEnd, smallest_observations, store_floats
 from sb3_ppg.callbacks import without_rank_zero_callbacks
 from sb3_ppg.distributed import agreed, n_processes, rank
 from sb3_ppg.environments.vec_envs import GymnasiumVecEnv
@@ -83,6 +83,7 @@ class PhasicAlgorithm(OnPolicyAlgorithm):
         spaces.MultiBinary,
         *NESTED,
     )
+    input_keys: ClassVar[tuple[str, ...]] = ()  # names of a rollout's arrays that `network_inputs` needs beside observations
     has_memory: ClassVar[bool] = False  # whether the policy needs earlier samples of an episode to evaluate one
     policy: PhasicActorCriticPolicy
     value_optimizer: th.optim.Optimizer
@@ -396,41 +397,40 @@ class PhasicAlgorithm(OnPolicyAlgorithm):
         """
         return None
 
-    def network_inputs(self, batch: RolloutBufferSamples | AuxiliaryBatch) -> tuple:
+    def network_inputs(self, batch: Any) -> tuple:
         """
         :param batch: samples of a rollout, or of the auxiliary phase
         :return: arguments of the policy's ``evaluate``: the observations, (B, ...), and any other inputs of its networks
         """
         return (batch.observations,)
 
-    def context(self) -> dict[str, np.ndarray]:
-        """
-        :return: arrays of the latest rollout that the auxiliary phase keeps for ``network_inputs``, in addition to
-            observations and value targets, by name: (n_envs, n_steps, ...), or (n_envs, 1, ...) for data that a sequence has
-            once. With an empty rollout buffer, arrays of the same shapes and types
-        """
-        return {}
+    # ---- rollouts ----
 
-    def aux_data(self, end: Any) -> dict[str, Any]:
-        """
-        :param end: the ``RolloutEnd`` of the latest rollout, for the objective; None if it was not stored
-        :return: ``context``, and under "aux_data" the arrays of the rollout that ``SampleData.of`` returns, by name
-        """
-        of_objective = self.objective.aux_data(self.rollout_buffer, end).by_name()
-        return {**self.context(), "aux_data": {**component_context(self.rollout_buffer), **of_objective}}
+    def latest_rollout(self) -> Rollout:
+        """Return a copy of the rollout that was collected."""
+        return Rollout.of(self.rollout_buffer, self.rollout_end)
+
+    @property
+    def policy_keys(self) -> tuple[str, ...]:
+        """Names of a rollout's arrays that minibatches of the policy phase have."""
+        of_prior = () if self.prior is None else ("prior",)
+        return (*POLICY_KEYS, *self.input_keys, *of_prior, *self.objective.policy_keys)
+
+    @property
+    def aux_keys(self) -> tuple[str, ...]:
+        """Names of a rollout's arrays that the auxiliary phase keeps."""
+        return ("observations", "targets", *self.input_keys, *self.objective.aux_keys)
 
     def rollout_template(self) -> Rollout:
-        """Return a rollout of zeros with the shapes and types of collected rollouts."""
-        rollout = Rollout(full_like(self.rollout_buffer), self.rollout_end_template())
-        if isinstance(self.prior, Prior):
-            rollout.buffer.prior = np.zeros((self.n_steps * self.n_envs, self.prior.n_parameters), np.float32)  # type: ignore
-        return rollout
-
-    def rollout_end_template(self) -> RolloutEnd:
-        """Return the end of a rollout of zeros."""
-        observations = smallest_observations(self.rollout_buffer, self.n_envs)
+        """Return a rollout with the shapes and types of collected ones, without the objective's extras."""
         values = next(self.policy.value_net.parameters()).new_zeros(self.n_envs, self.n_reward_components or 1, device="cpu")
-        return RolloutEnd(observations, values.squeeze(1).numpy(), np.zeros(self.n_envs, dtype=bool), self.memory())
+        observations = smallest_observations(self.rollout_buffer, self.n_envs)
+        end = RolloutEnd(observations, values.squeeze(1).numpy(), np.zeros(self.n_envs, dtype=bool), self.memory())
+        with patch.object(self, "rollout_end", end):
+            rollout = self.latest_rollout()
+        if isinstance(self.prior, Prior):
+            rollout.arrays["prior"] = np.zeros((self.n_envs, self.n_steps, self.prior.n_parameters), np.float32)
+        return rollout
 
     # ---- SB3's training loop ----
 
@@ -448,6 +448,8 @@ class PhasicAlgorithm(OnPolicyAlgorithm):
         if session.agreed_end() is not None:
             return False
         start = time.perf_counter()
+        if self.replay.capacity == 1:  # free the arrays of the previous rollout that the auxiliary phase does not need
+            self.replay.rollouts = []
         session.callback = callback
         session.acting_policy = self.compiled_training.acting_policy()
         end = session.exchange.rollout(partial(take_steps, self, env, callback, rollout_buffer, n_rollout_steps))

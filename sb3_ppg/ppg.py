@@ -153,7 +153,7 @@ class PPG(PhasicAlgorithm):
         start = time.perf_counter()
         self.policy_phase()
         if self.n_aux_epochs > 0 and not self.is_warming_up:
-            self.aux_buffer.add(self.rollout_buffer, self.aux_data(self.rollout_end), self._current_progress_remaining)
+            self.aux_buffer.add(self.replay.rollouts[-1].kept(self.aux_keys), self._current_progress_remaining)
             self.logger.record("time/phase_position", self.aux_buffer.n_new / self.n_policy_iterations)
             if self.aux_buffer.n_new >= self.n_policy_iterations:
                 with self.aux_buffer.phase():
@@ -168,7 +168,7 @@ class PPG(PhasicAlgorithm):
         """Optimize L^clip and the entropy bonus for E_π epochs, and L^value for E_V epochs, on the latest rollouts."""
         self.policy.set_training_mode(True)
         plan, updates = self._plan(), []
-        with self.replay.learning_from(self.rollout_buffer, self.rollout_end):
+        with self.replay.learning_from(self.latest_rollout()):
             prepare_rollouts(self, [kind for kind, *_ in plan])  # value targets, advantages, value units
             for kind, losses, n_epochs, batch_size in plan:
                 updates.append(update := Update(self, kind, losses))
@@ -177,8 +177,8 @@ class PPG(PhasicAlgorithm):
                         break  # all rollouts are too new, or used up
                     if self.recompute_advantages and any(one.history for one in updates):
                         for rollout in due:
-                            recompute_advantages(self, rollout.buffer, rollout.end)
-                    if update.epoch(self.replay.epoch(kind, batch_size)).stopped:
+                            recompute_advantages(self, rollout)
+                    if update.epoch(self.replay.epoch(kind, batch_size, self.policy_keys, self.device)).stopped:
                         break
                 self._n_updates += len(update.history) if kind == "policy" else 0
         log_policy_phase(self, updates)

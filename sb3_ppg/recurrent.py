@@ -1,6 +1,7 @@
 """RecurrentPPG: Phasic Policy Gradient with LSTMs, as changes to ``ppg``."""
 
 import math
+from itertools import zip_longest
 from typing import Any, ClassVar
 
 import numpy as np
@@ -11,9 +12,9 @@ from stable_baselines3.common.type_aliases import GymEnv, PyTorchObs, Schedule
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_ppg.arguments import made_from
-from sb3_ppg.buffers.aux_buffer import AuxiliaryBatch
 from sb3_ppg.buffers.replay import RolloutReplay
-from sb3_ppg.buffers.rollout_buffers import SequenceDictRolloutBuffer, SequenceRolloutBuffer, longest_equal_part
+from sb3_ppg.buffers.rollout_buffers import SequenceDictRolloutBuffer, SequenceRolloutBuffer
+from sb3_ppg.buffers.rollouts import Rollout, batches, longest_equal_part
 from sb3_ppg.errors import ArgumentError, warn
 from sb3_ppg.policies.lstm import (
     RecurrentMultiInputPhasicActorCriticPolicy,
@@ -61,6 +62,7 @@ class RecurrentPPG(PPG):
     }
     rollout_buffer_classes = (SequenceRolloutBuffer, SequenceDictRolloutBuffer)
     has_memory = True
+    input_keys = ("lstm_states", "episode_starts")
     policy: RecurrentPhasicActorCriticPolicy
     rollout_buffer: SequenceRolloutBuffer
     _last_lstm_states: RNNStates  # before the next step
@@ -144,19 +146,17 @@ class RecurrentPPG(PPG):
         :return: states of the current network after the last rollout
         """
         self.policy.set_training_mode(False)
-        context = [rollout.context for rollout in self.aux_buffer.rollouts]
-        for one in context:
-            one["lstm_states"] = one["lstm_states"].copy()  # files are read-only
-        # Parts of one rollout at a time; each yields the states with which the next rollout begins
-        n_sequences = longest_equal_part(self.n_envs, prepare_sequences(self))
-        last = np.empty((self.n_envs, *self.rollout_buffer.states_shape), np.float32)
-        for numbers, batch in self.aux_buffer.batches(np.arange(self.n_envs * len(context)), n_sequences):
-            states = pack_states(self.policy.states_after(*self.network_inputs(batch))).cpu().numpy()
-            rollout, envs = numbers[0] // self.n_envs + 1, numbers % self.n_envs
-            if rollout == len(context):
-                last[envs] = states
-            elif context[rollout]["goes_on"].all():
-                context[rollout]["lstm_states"][envs] = states[:, None]
+        rollouts, n_sequences = self.aux_buffer.rollouts, longest_equal_part(self.n_envs, prepare_sequences(self))
+        for rollout in rollouts:
+            rollout.arrays["lstm_states"] = rollout.arrays["lstm_states"].copy()  # files are read-only
+        # Each rollout yields the states with which the next one begins
+        for rollout, following in zip_longest(rollouts, rollouts[1:]):
+            parts = np.split(np.arange(self.n_envs), self.n_envs // n_sequences)
+            of_parts = batches([rollout], parts, self.n_steps, self.device)
+            states = [pack_states(self.policy.states_after(*self.network_inputs(batch))).cpu().numpy() for batch in of_parts]
+            last = np.concatenate(states)
+            if following is not None and following.arrays["goes_on"].all():
+                following.arrays["lstm_states"][:] = last[:, None]
         return unpack_states(th.as_tensor(last, device=self.device))
 
     # ---- inputs of the policy in addition to observations ----
@@ -186,13 +186,13 @@ class RecurrentPPG(PPG):
         return self.policy.predict_values(observations, states, starts)
 
     def network_inputs(self, batch: Any) -> tuple:
-        memory = batch.context if isinstance(batch, AuxiliaryBatch) else batch._asdict()
-        return batch.observations, unpack_states(memory["lstm_states"]), memory["episode_starts"]
+        return batch.observations, unpack_states(batch.lstm_states), batch.episode_starts
 
-    def context(self) -> dict[str, np.ndarray]:
-        buffer, sizes = self.rollout_buffer, (self.n_envs, self.n_steps)
-        return {
-            "lstm_states": buffer.lstm_states.reshape(*sizes, *buffer.states_shape)[:, :1].copy(),
-            "episode_starts": buffer.episode_starts.reshape(sizes),
-            "goes_on": np.full((self.n_envs, 1), self._follows_the_stored_one),
-        }
+    @property
+    def aux_keys(self) -> tuple[str, ...]:
+        return (*super().aux_keys, "goes_on")
+
+    def latest_rollout(self) -> Rollout:
+        rollout = super().latest_rollout()
+        rollout.arrays["goes_on"] = np.full((self.n_envs, 1), self._follows_the_stored_one)
+        return rollout

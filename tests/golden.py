@@ -278,9 +278,9 @@ class GoldenTraining:
         self.impose_order(*(f"roll{rollout}/{phase}" for phase in phases))
         self.steps.clear()
         self.model.train()
-        buffer = self.model.rollout_buffer
-        for name, ours in {"advantage_normalised": buffer.advantages, "value_target": buffer.returns}.items():
-            self.check(ours.reshape(self.n_envs, self.n_steps), f"roll{rollout}/{name}")
+        arrays = self.model.replay.rollouts[-1].arrays
+        for name, ours in {"advantage_normalised": arrays["advantages"], "value_target": arrays["targets"]}.items():
+            self.check(ours, f"roll{rollout}/{name}")
 
     @th.no_grad()
     def fill_rollout_buffer(self, rollout: int, values: np.ndarray, log_probs: np.ndarray, rewards: str) -> None:

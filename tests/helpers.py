@@ -9,7 +9,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import chdir, redirect_stderr, redirect_stdout
 from itertools import repeat
@@ -30,6 +30,7 @@ from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper
 from sb3_ppg import PPG, ImpalaCNN, MaskablePPG, RecurrentPPG, RewardNormalizer
 from sb3_ppg.arrays import map_arrays
 from sb3_ppg.buffers.rollout_buffers import NormalizedRewardDictRolloutBuffer, NormalizedRewardRolloutBuffer
+from sb3_ppg.buffers.rollouts import batches
 from sb3_ppg.distributed import process_group
 from sb3_ppg.family import PAPERS_VALUES
 from sb3_ppg.losses import Losses
@@ -285,11 +286,23 @@ def calls_of(owner: Any, name: str) -> list[tuple[tuple, Any]]:
     return calls
 
 
+def epoch_of(model: PPG, size: int) -> Iterator[Any]:
+    """The minibatches of the policy phase of an epoch on the rollout that was collected, without an objective's extras."""
+    rollout = model.latest_rollout()
+    length, parts = rollout.parts(size, np.random.permutation)
+    return batches([rollout.select(name for name in model.policy_keys if name in rollout.arrays)], parts, length, model.device)
+
+
+def first_batch(model: PPG, size: int) -> Any:
+    """The first of these minibatches."""
+    return next(epoch_of(model, size))
+
+
 def auxiliary_batch_sizes(model: PPG, total_timesteps: int) -> list[int]:
     """Train, and return the number of samples of each forward pass of the auxiliary losses."""
     calls = calls_of(model.objective, "auxiliary_losses")
     model.learn(total_timesteps)
-    return [len(batch.value_targets) for (_, _, batch, _), _ in calls]
+    return [len(batch.targets) for (_, _, batch, _), _ in calls]
 
 
 def untrained(model: PPG, n_rollouts: int) -> set[str]:

@@ -116,7 +116,7 @@ def test_the_log_describes_the_policy_after_the_auxiliary_phase():
             old = th.distributions.Categorical(logits=batch.recorded)
             seen["final_kl"] = th.distributions.kl_divergence(old, distribution.distribution).mean().item()
             for name, predicted in (("explained_variance", values), ("aux_explained_variance", aux_values)):
-                seen[name] = (1 - (batch.value_targets - predicted).var() / batch.value_targets.var()).item()
+                seen[name] = (1 - (batch.targets - predicted).var() / batch.targets.var()).item()
 
     logged = learn_and_log(model, PHASE, callback=Look())
     for name, value in seen.items():

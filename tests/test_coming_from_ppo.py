@@ -22,7 +22,7 @@ from sb3_ppg import PPG, ArgumentError, MaskablePPG, MlpPolicy, PhasicCallback, 
 from sb3_ppg.buffers.rollouts import RolloutEnd
 from sb3_ppg.errors import NonFiniteEnvironmentError
 from sb3_ppg.family import with_preset
-from sb3_ppg.objectives import Objective, SampleData
+from sb3_ppg.objectives import Objective
 from sb3_ppg.policies.lstm import RecurrentPhasicActorCriticPolicy
 from tests.helpers import (
     VECTOR,
@@ -425,28 +425,23 @@ def test_rollouts_may_come_from_elsewhere_and_what_needs_their_end_says_so(name)
 class NotesEnds(Objective):
     """Forgets ``needs_rollout_end = True``."""
 
-    def extras(self, policy, rollout_buffer, end):
-        self.end_in_extras = end
-        return SampleData()
-
-    def aux_data(self, rollout_buffer, end):
-        self.end_in_aux_data = end
-        return SampleData()
+    def extras(self, policy, rollout):
+        self.end_in_extras = rollout.arrays.get("last_observations")
+        return {}
 
 
 @pytest.mark.parametrize("cls", [CollectsItself, TellsTheEnd])
 def test_an_objective_gets_no_end_of_zeros_in_place_of_an_unknown_one(cls):
     model = cls("MlpPolicy", "CartPole-v1", n_steps=32, batch_size=32, device="cpu", objective=NotesEnds)
     objective = model.learn(32).objective
-    assert objective.end_in_aux_data is objective.end_in_extras
-    assert (objective.end_in_aux_data is None) == (cls is CollectsItself)
+    assert (objective.end_in_extras is None) == (cls is CollectsItself)
 
 
 def test_an_objective_that_was_not_told_of_the_steps_says_so():
     with pytest.raises(ArgumentError, match="does not know the levels"):
         of_the_family(TellsTheEnd, "idaac").learn(64)
     model = of_the_family(TellsTheEnd, "ddcpg").learn(32)
-    np.testing.assert_array_equal(model.aux_buffer.rollouts[0].context["aux_data"]["last_observations"][:, 0], model._last_obs)
+    np.testing.assert_array_equal(model.aux_buffer.rollouts[0].arrays["last_observations"][:, 0], model._last_obs)
 
 
 def test_set_env_keeps_what_was_stored():
@@ -464,4 +459,4 @@ def test_rollouts_of_another_size_are_dropped(resizes_the_buffer):
         model.rollout_buffer.buffer_size = 16
     with pytest.warns(UserWarning, match="The phase starts over, without .* of a phase"):
         model.learn(64, reset_num_timesteps=False)
-    assert model.n_aux_phases == 1 and [one.buffer.buffer_size for one in model.replay.rollouts] == [16, 16]
+    assert model.n_aux_phases == 1 and [one.shape[1] for one in model.replay.rollouts] == [16, 16]

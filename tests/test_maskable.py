@@ -14,7 +14,6 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import SubprocVecEnv, VecNormalize
 
 from sb3_ppg import PPG, ArgumentError, MaskablePPG, NormalizedRewardRolloutBuffer
-from sb3_ppg.buffers.rollouts import order_by_environment
 from sb3_ppg.errors import WorkerError
 from sb3_ppg.policies import MlpPolicy
 from sb3_ppg.training.preparing import record
@@ -28,6 +27,7 @@ from tests.helpers import (
     assert_trains_like,
     calls_of,
     collect,
+    epoch_of,
     losses_of,
     masked_envs,
     random_envs,
@@ -94,22 +94,21 @@ def test_both_phases_know_the_masks_of_their_samples(actions):
     model = make(actions=actions, policy_kwargs=dict(ortho_init=False))
     acts = calls_of(model, "step_inputs")
     collect(model)
-    order_by_environment(model.rollout_buffer)
-    for batch in model.rollout_buffer.get(8):
+    for batch in epoch_of(model, 8):
         observations, masks = model.network_inputs(batch)
         actions_taken = model.policy.actions.from_buffer(batch.actions)
         _, log_prob, _ = model.policy.evaluate_actions(observations, actions_taken, masks)
         th.testing.assert_close(log_prob, batch.old_log_prob, rtol=0, atol=1e-6)
         unmasked = model.policy.evaluate_actions(observations, actions_taken)[1]
         assert (unmasked - batch.old_log_prob).abs().max() > 0.1
-    model.aux_buffer.add(model.rollout_buffer, model.context())
-    stored = model.aux_buffer.rollouts[0].context["action_masks"]
+    model.aux_buffer.add(model.latest_rollout().kept(model.aux_keys))
+    stored = model.aux_buffer.rollouts[0].arrays["action_masks"]
     assert stored.dtype == bool
     np.testing.assert_array_equal(stored, np.stack([inputs["action_masks"] for _, inputs in acts], axis=1))
     record(model, 1)
     for batch in model.aux_buffer.minibatches(1):
         assert losses_of("auxiliary_losses", model, batch, value_unit=1.0).terms["kl"].item() == pytest.approx(0, abs=1e-7)
-        taken = th.exp(batch.recorded[~batch.context["action_masks"]])
+        taken = th.exp(batch.recorded[~batch.action_masks])
         assert len(taken) > 0 and taken.max() == 0
 
 

@@ -40,8 +40,7 @@ from tests.helpers import make_with_papers_values as make
 
 def update_policy(model: PPG) -> None:
     """Do the update of the policy phase on the latest rollout."""
-    with model.replay.learning_from(model.rollout_buffer, model.rollout_end):
-        model.policy_phase()
+    model.policy_phase()
 
 
 def fill_phase(model: PPG) -> None:
@@ -49,7 +48,7 @@ def fill_phase(model: PPG) -> None:
     for _ in range(model.n_policy_iterations):
         collect(model)
         update_policy(model)
-        model.aux_buffer.add(model.rollout_buffer, model.aux_data(model.rollout_end))
+        model.aux_buffer.add(model.replay.rollouts[-1].kept(model.aux_keys))
 
 
 # ---- identities ----
@@ -96,12 +95,12 @@ def test_the_auxiliary_phase_follows_every_n_pi_iterations():
 
     model.learn(16 * 2, callback=Record())
     assert model.n_aux_phases == 0 and len(model.aux_buffer) == 2
-    kept = set(np.concatenate([one.value_targets for one in model.aux_buffer.rollouts]).ravel().tolist())
+    kept = set(np.concatenate([one.arrays["targets"] for one in model.aux_buffer.rollouts]).ravel().tolist())
     calls = calls_of(model.objective, "auxiliary_losses")
     model.learn(16 * 5, callback=Record(), reset_num_timesteps=False)
     assert stored == [0, 1, 2, 0, 1, 2, 0]
     assert model.n_aux_phases == 2 and len(model.aux_buffer) == 1
-    assert kept < {target for (_, _, batch, _), _ in calls for target in batch.value_targets.tolist()}
+    assert kept < {target for (_, _, batch, _), _ in calls for target in batch.targets.tolist()}
     assert not changed(make().learn(16 * 7), model)
 
 
@@ -222,7 +221,6 @@ def test_the_value_unit_is_an_average_over_a_phase():
     """Rollouts of the first phase weigh the same; later the latest N_π weigh most."""
     model, rng = make(), np.random.default_rng(0)
     collect(model)
-    list(model.rollout_buffer.get(16))
     rollouts = [rng.normal(10 * index, 3 + index, (16, 1)).astype(np.float32) for index in range(5)]
     for index, targets in enumerate(rollouts):
         model.rollout_buffer.returns = targets
@@ -242,12 +240,11 @@ def test_small_or_constant_value_targets_stay_in_their_units(scale, offset):
     """Before the first reward of a sparse task, dividing by nearly zero would ruin the heads."""
     model = make()
     collect(model)
-    list(model.rollout_buffer.get(16))
     targets = (scale * np.random.default_rng(0).random((16, 1)) + offset).astype(np.float32)
     model.rollout_buffer.returns = targets
     before = weights(model)
     update_policy(model)
-    model.aux_buffer.add(model.rollout_buffer)
+    model.aux_buffer.add(model.replay.rollouts[-1].kept(model.aux_keys))
     model.auxiliary_phase()
     assert model.policy.value_net.std == model.policy.aux_value_net.std == 1
     assert model.policy.value_net.mean.item() == pytest.approx(targets.mean())
@@ -284,7 +281,7 @@ def test_no_copy_of_the_stored_images_is_made_in_float32():
     kwargs = dict(net_arch=[1], features_extractor_kwargs=dict(features_dim=1))
     model = make(env, "CnnPolicy", n_policy_iterations=8, aux_batch_size=16, n_aux_epochs=1, policy_kwargs=kwargs)
     fill_phase(model)
-    stored = sum(one.observations.nbytes for one in model.aux_buffer.rollouts)
+    stored = sum(one.arrays["observations"].nbytes for one in model.aux_buffer.rollouts)
     assert stored == 8 * 16 * 4 * 3 * 64 * 64
     tracemalloc.start()  # NumPy's memory; a minibatch is gathered there
     model.auxiliary_phase()
@@ -385,7 +382,7 @@ def test_a_phase_that_the_machine_cannot_hold_is_refused(monkeypatch, tmp_path, 
     """The error comes before the first rollout and names the bytes and the remedy."""
     kwargs = {} if storage == "memory" else dict(aux_buffer_kwargs=dict(storage="mmap", path=tmp_path / "new"))
     model = make(env=RandomEnv(image_space(64, 64, 3), spaces.Discrete(6)), policy="CnnPolicy", **kwargs)
-    needed = 3 * 16 * 64 * 64 * 3
+    needed = 3 * 16 * (64 * 64 * 3 + 4)  # with value targets
     room = SimpleNamespace(available=needed - 1, free=needed - 1)
     monkeypatch.setattr("psutil.virtual_memory", lambda: room)
     monkeypatch.setattr("shutil.disk_usage", lambda path: room)
@@ -410,7 +407,7 @@ def test_a_phase_on_a_disk_is_the_same(tmp_path, policy):
     states = []
     for kwargs in (dict(), dict(storage="mmap", path=tmp_path / "here"), dict(storage="mmap")):
         model = make(env=RandomEnv(space, spaces.Discrete(2)), policy=policy, aux_buffer_kwargs=kwargs).learn(16 * 2)
-        stored = model.aux_buffer.rollouts[0].observations
+        stored = model.aux_buffer.rollouts[0].arrays["observations"]
         array = stored["a"] if isinstance(stored, dict) else stored
         assert isinstance(array.base, np.memmap) == (kwargs != {})
         states.append(weights(model.learn(16 * 2)))
@@ -434,7 +431,7 @@ def test_a_disk_that_is_not_there_is_named_and_another_can_be_given(tmp_path):
 
 def test_after_an_error_in_the_auxiliary_phase_the_next_phase_starts_with_nothing():
     model = make().learn(16 * 2)
-    model.aux_buffer.rollouts[0].value_targets[:] = np.nan
+    model.aux_buffer.rollouts[0].arrays["targets"][:] = np.nan
     with pytest.raises(NonFiniteLossError, match=r"auxiliary phase.*'aux_value_loss'"):
         model.learn(16, reset_num_timesteps=False)
     model.learn(16 * 3, reset_num_timesteps=False)

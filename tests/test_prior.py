@@ -52,7 +52,7 @@ def test_it_is_the_exact_expectation_of_the_prior_as_in_vpt_by_a_weight_with_a_s
     start = PPG("MlpPolicy", random_envs(VECTOR, space), **SMALL | ONE_STEP | kwargs).policy
     logged = learn_and_log(model, ROLLOUT)
     with th.no_grad():
-        observations = th.as_tensor(model.rollout_buffer.observations)
+        observations = th.as_tensor(model.rollout_buffer.observations).flatten(0, 1)
         theirs, ours = (one.get_distribution(observations).distribution for one in (agent.policy, start))
     pairs = [*zip(theirs, ours, strict=True)] if isinstance(theirs, list) else [(theirs, ours)]
     kl, reverse = (
@@ -210,7 +210,7 @@ def test_what_cannot_be_a_prior_is_refused_by_name():
 def test_environments_and_buffers_that_hide_what_it_needs_are_refused():
     with pytest.raises(ArgumentError, match=r"`prior`.*a wrapper around VecNormalize"):
         PPG("MlpPolicy", VecFrameStack(VecNormalize(random_envs()), 2), **SMALL, prior="self")
-    with pytest.raises(ArgumentError, match=r"`rollout_buffer_class`.*a prior adds data to minibatches"):
+    with pytest.raises(ArgumentError, match=r"`rollout_buffer_class`.*it overrides `get`"):
         PPG("MlpPolicy", random_envs(), **SMALL, prior="self", rollout_buffer_class=EveryOther)
 
 

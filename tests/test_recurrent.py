@@ -14,7 +14,19 @@ from torch import nn
 from sb3_ppg import ArgumentError, NonFiniteLossError, NormalizedRewardRolloutBuffer, PhasicCallback, RecurrentPPG
 from sb3_ppg.losses import Losses
 from sb3_ppg.policies.lstm import RecurrentPhasicActorCriticPolicy, last_states, pack_states, run_lstm, unpack_states
-from tests.helpers import BOX, DICT, SMALL, Clock, assert_trains_like, auxiliary_batch_sizes, calls_of, collect, random_envs
+from tests.helpers import (
+    BOX,
+    DICT,
+    SMALL,
+    Clock,
+    assert_trains_like,
+    auxiliary_batch_sizes,
+    calls_of,
+    collect,
+    epoch_of,
+    first_batch,
+    random_envs,
+)
 
 make_env = partial(random_envs, episode_length=5)
 # Names of RecurrentPPO's arguments
@@ -91,7 +103,7 @@ def test_sequences_start_from_what_was_remembered(mode):
     model = make(policy_kwargs=MODES[mode], learning_rate=0.0, n_policy_iterations=3)
     model.learn(2 * 8 * 2)  # the second rollout begins within an episode
     assert (model.rollout_buffer.episode_starts[0] == 0).all() and model.rollout_buffer.episode_starts.sum() > 2
-    batches = [batch for batch_size in (2, 8, 16) for batch in model.rollout_buffer.get(batch_size)]
+    batches = [batch for batch_size in (2, 8, 16) for batch in epoch_of(model, batch_size)]
     assert [len(batch.actions) for batch in batches] == [2] * 8 + [8] * 2 + [16]
     for batch in batches:
         observations, *memory = inputs = model.network_inputs(batch)
@@ -110,12 +122,12 @@ def test_an_epoch_is_every_sample_once_in_sequences():
     collect(model)
     orders = set()
     for _ in range(20):
-        sequences = [batch.observations.flatten() for batch in model.rollout_buffer.get(3)]
+        sequences = [batch.observations.flatten() for batch in epoch_of(model, 3)]
         assert all(th.equal(places, places[0] + th.arange(3)) for places in sequences)
         orders.add(tuple(th.cat(sequences).tolist()))
         assert sorted(th.cat(sequences).tolist()) == [*range(6), *range(10, 16), *range(20, 26)]
     assert len(orders) > 10  # shuffled
-    (everything,) = model.rollout_buffer.get()
+    (everything,) = epoch_of(model, 18)
     assert len(everything.actions) == 18 and len(everything.lstm_states) == 3
 
 
@@ -129,7 +141,7 @@ def test_any_batch_size_of_whole_sequences(n_steps, batch_size, length, n_sample
     expected = f"sequences of {length} steps: they have {n_samples[0]} samples"
     assert any(expected in str(warning.message) for warning in recwarn) == (batch_size % length > 0)
     collect(model)
-    batches = list(model.rollout_buffer.get(batch_size))
+    batches = list(epoch_of(model, batch_size))
     assert [len(batch.actions) for batch in batches] == n_samples
     assert all(len(batch.lstm_states) * length == len(batch.actions) for batch in batches)
     model.train()
@@ -154,12 +166,13 @@ def test_auxiliary_minibatches_are_a_sixteenth_of_the_phase():
 def states_by_the_present_network(model: RecurrentPPG) -> list[np.ndarray]:
     """Compute states step by step over all stored rollouts, and return those before each rollout, (n_envs, 4, ...)."""
     rollouts = model.aux_buffer.rollouts
-    states = unpack_states(th.as_tensor(rollouts[0].context["lstm_states"][:, 0]))
+    states = unpack_states(th.as_tensor(rollouts[0].arrays["lstm_states"][:, 0]))
     before = []
-    for observations, context, _ in rollouts:
+    for arrays in (rollout.arrays for rollout in rollouts):
+        observations = arrays["observations"]
         before.append(pack_states(states).numpy())
         for step in range(observations.shape[1]):
-            starts = th.as_tensor(context["episode_starts"][:, step])
+            starts = th.as_tensor(arrays["episode_starts"][:, step])
             with th.no_grad():
                 *_, states = model.policy(th.as_tensor(observations[:, step]), states, starts)
     return [*before, pack_states(states).numpy()]
@@ -169,7 +182,7 @@ class Memories(PhasicCallback):
     """Looks at stored states and the present network's at the beginning of an auxiliary phase, and at the end."""
 
     def on_aux_phase_start(self) -> None:
-        self.stored = [one.context["lstm_states"][:, 0].copy() for one in self.model.aux_buffer.rollouts]
+        self.stored = [one.arrays["lstm_states"][:, 0].copy() for one in self.model.aux_buffer.rollouts]
         self.collected, self.present = self.model.memory(), states_by_the_present_network(self.model)
 
     def on_aux_phase_end(self) -> None:
@@ -227,7 +240,7 @@ def test_what_follows_a_rollout_that_could_not_be_learned_from_follows_no_stored
     with bad_losses, pytest.raises(NonFiniteLossError):
         model.learn(2 * 8, reset_num_timesteps=False)
     model.learn(2 * 8 * 2, reset_num_timesteps=False)
-    stored = [one.context["goes_on"].all() for one in model.aux_buffer.rollouts]
+    stored = [one.arrays["goes_on"].all() for one in model.aux_buffer.rollouts]
     assert stored == [False, False, True]
 
 
@@ -245,8 +258,8 @@ def test_where_the_value_functions_gradient_goes(kwargs, policy_phase, auxiliary
     """Check whether it reaches the policy's LSTM from each loss of the policy phase and in the auxiliary phase."""
     model = make(policy_kwargs=kwargs)
     collect(model)
-    batch = next(model.rollout_buffer.get(8))
-    model.aux_buffer.add(model.rollout_buffer, model.context())
+    batch = first_batch(model, 8)
+    model.aux_buffer.add(model.latest_rollout().kept(model.aux_keys))
     _, aux_batch = next(model.aux_buffer.batches(np.arange(2), 2))
 
     def reaches(values: th.Tensor) -> bool:
@@ -299,7 +312,8 @@ def test_only_the_first_states_of_a_sequence_are_kept(tmp_path):
     for storage in (dict(), dict(aux_buffer_kwargs=dict(storage="mmap", path=tmp_path))):
         model = make(n_policy_iterations=5, **storage)
         model.learn(16)
-        states = model.aux_buffer.rollouts[0].context["lstm_states"]
+        states = model.aux_buffer.rollouts[0].arrays["lstm_states"]
         assert states.shape == (2, 1, 4, 1, 6)
         assert states.base is None or states.base.nbytes == states.nbytes
-        assert np.shares_memory(model.aux_buffer.rollouts[0].observations, model.rollout_buffer.observations) == (not storage)
+        arrays = [one.rollouts[0].arrays["observations"] for one in (model.aux_buffer, model.replay)]
+        assert np.shares_memory(*arrays) == (not storage)

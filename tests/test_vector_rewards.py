@@ -204,7 +204,7 @@ def test_arrays_of_weights_and_other_weights_for_a_loaded_model(tmp_path):
     loaded = PPG.load(tmp_path / "model", env=env, reward_weights=[0.0, 5.0])
     loaded.learn(16)
     assert loaded.rollout_buffer.reward_weights == [0, 5]
-    assert np.array_equal(np.unique(loaded.rollout_buffer.weights.reshape(-1, 2), axis=0), [[0, 5]])
+    assert np.array_equal(np.unique(loaded.rollout_buffer.component_weights.reshape(-1, 2), axis=0), [[0, 5]])
     model.reward_weights = [0.0, 1.0]  # which its buffer does not have
     with pytest.raises(ArgumentError, match="this model was made with others"):
         model.learn(8)

@@ -47,7 +47,8 @@ def check_room(model: PhasicModel, n_rollouts: int) -> None:
     """Refuse to begin if the memory, or the disk, cannot hold the observations of so many further rollouts of a phase."""
     if model.n_aux_epochs == 0:
         return
-    n_rollout_bytes = n_bytes(model.rollout_buffer.observations) + n_bytes(model.aux_data(model.rollout_end_template()))
+    template = model.rollout_template()
+    n_rollout_bytes = n_bytes(template.kept(name for name in model.aux_keys if name in template.arrays).arrays)
     needed = n_rollouts * n_rollout_bytes * n_local_processes()
     available = model.aux_buffer.available_bytes()
     place, remedy = "memory", "keep them on a disk, aux_buffer_kwargs=dict(storage='mmap', path=folder)"

@@ -1,17 +1,14 @@
-"""Kinds of rollout buffers: with the reward normalizer of the authors' code, with vector rewards, with sequences for LSTMs."""
+"""Kinds of rollout buffers: with the reward normalizer of the authors' code, with vector rewards, with the states of LSTMs."""
 
-import math
-from collections.abc import Callable, Iterator
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 import torch as th
 from sb3_contrib.common.recurrent.type_aliases import RNNStates
 from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
 from stable_baselines3.common.running_mean_std import RunningMeanStd
-from stable_baselines3.common.type_aliases import PyTorchObs
 
-from sb3_ppg.buffers.rollouts import by_environment, gae, order_by_environment
+from sb3_ppg.buffers.rollouts import Rollout, gae
 from sb3_ppg.distributed import explained_variance, moments, n_processes
 from sb3_ppg.errors import ArgumentError, NonFiniteError
 from sb3_ppg.policies import PhasicActorCriticPolicy
@@ -103,7 +100,6 @@ class NormalizedRewardRolloutBuffer(RolloutBuffer):
     """
 
     recomputable: ClassVar[bool] = True
-    new_arrays: ClassVar[bool] = True
 
     def __init__(self, *args: Any, reward_normalizer: RewardNormalizer, **kwargs: Any):
         if not isinstance(reward_normalizer, RewardNormalizer):
@@ -137,12 +133,11 @@ class VectorRewardBuffer(RolloutBuffer):
     """
 
     recomputable: ClassVar[bool] = True
-    new_arrays: ClassVar[bool] = True
-    # (n_steps, n_envs, K) each, or environment by environment
+    # (n_steps, n_envs, K) each
     vector_rewards: np.ndarray  # including ``bootstrapped`` once the rollout is complete
     vector_values: np.ndarray
     vector_returns: np.ndarray
-    weights: np.ndarray
+    component_weights: np.ndarray
     bootstrapped: np.ndarray  # γ V at time limits, see ``SeparatesBootstrap``
 
     def __init__(self, *args: Any, n_components: int, reward_weights: Any, **kwargs: Any):
@@ -152,7 +147,7 @@ class VectorRewardBuffer(RolloutBuffer):
 
     def reset(self) -> None:
         super().reset()
-        for name in ("vector_rewards", "vector_values", "vector_returns", "weights", "bootstrapped"):
+        for name in ("vector_rewards", "vector_values", "vector_returns", "component_weights", "bootstrapped"):
             setattr(self, name, np.zeros((self.buffer_size, self.n_envs, self.n_components), dtype=np.float32))
 
     def add(self, *args: Any, vector_rewards: np.ndarray, **kwargs: Any) -> None:  # type: ignore[override]
@@ -163,8 +158,9 @@ class VectorRewardBuffer(RolloutBuffer):
         obs, action, reward, episode_start, value, log_prob = args
         self.vector_rewards[self.pos] = vector_rewards
         self.vector_values[self.pos] = value.cpu().numpy()
-        self.weights[self.pos] = obs["weights"] if self.reward_weights == "observation" else self.reward_weights
-        combined = (self.weights[self.pos] * self.vector_values[self.pos]).sum(axis=-1)
+        weights = self.component_weights[self.pos]
+        weights[:] = obs["weights"] if self.reward_weights == "observation" else self.reward_weights
+        combined = (weights * self.vector_values[self.pos]).sum(axis=-1)
         super().add(obs, action, reward, episode_start, th.as_tensor(combined), log_prob, **kwargs)
 
     def compute_returns_and_advantage(self, last_values: th.Tensor, dones: np.ndarray) -> None:
@@ -174,25 +170,10 @@ class VectorRewardBuffer(RolloutBuffer):
         self.vector_rewards = rewards + self.bootstrapped
         arrays = (self.vector_rewards, self.vector_values, self.episode_starts[:, :, None])
         advantages = gae(*arrays, last_values.cpu().numpy(), dones[:, None], self.gamma, self.gae_lambda)
-        self._combine(advantages, self.vector_values)
-
-    def recompute(self, values: np.ndarray, last_values: np.ndarray, dones: np.ndarray) -> None:
-        """
-        Compute advantages and value targets again with V(s) of each component, (n_envs * n_steps, K), ordered by environment,
-        and V after the last step, (n_envs, K).
-        """
-        values = values.reshape(-1, self.n_components)  # heads drop the dimension of a single component
-        arrays = (self.vector_rewards, values, self.episode_starts)
-        rewards, by_step, starts = (by_environment(self, array).swapaxes(0, 1) for array in arrays)
-        end = (last_values.reshape(self.n_envs, -1), dones[:, None])
-        self._combine(self.swap_and_flatten(gae(rewards, by_step, starts, *end, self.gamma, self.gae_lambda)), values)
-        self.returns, self.advantages = self.returns[:, None], self.advantages[:, None]
-
-    def _combine(self, advantages: np.ndarray, values: np.ndarray) -> None:
-        """Set the weighted sums over the components, from arrays in the buffer's current order."""
-        targets = advantages + values
-        self.vector_returns[:] = targets  # in place, because the current epochs' minibatches read this array
-        self.returns, self.advantages = ((self.weights * array).sum(axis=-1) for array in (targets, advantages))
+        self.vector_returns = advantages + self.vector_values
+        self.returns, self.advantages = (
+            (self.component_weights * array).sum(axis=-1) for array in (self.vector_returns, advantages)
+        )
 
 
 def with_vector_rewards(model: PhasicModel) -> tuple[Any, dict[str, Any], dict[str, Any]]:
@@ -210,63 +191,23 @@ def with_vector_rewards(model: PhasicModel) -> tuple[Any, dict[str, Any], dict[s
     return vector_class, model.rollout_buffer_kwargs | of_buffer, model.policy_kwargs | of_policy
 
 
-def component_samples(rollout_buffer: RolloutBuffer) -> dict[str, np.ndarray]:
-    """
-    Return the fields of ``SampleData`` about each sample's components, (n_envs * n_steps, K), environment by environment, of a
-    full buffer; none for scalar rewards.
-    """
-    if not isinstance(rollout_buffer, VectorRewardBuffer):
-        return {}
-    return dict(component_targets=rollout_buffer.vector_returns, component_values=rollout_buffer.vector_values)
-
-
-def component_context(rollout_buffer: RolloutBuffer) -> dict[str, np.ndarray]:
-    """Return the value targets of each component for the auxiliary phase, (n_envs, n_steps, K); none for scalar rewards."""
-    if not isinstance(rollout_buffer, VectorRewardBuffer):
-        return {}
-    # A copy, because `recompute` overwrites the array when an older rollout is used again
-    return dict(component_targets=by_environment(rollout_buffer, rollout_buffer.vector_returns).copy())
-
-
-def component_summary(rollout_buffer: RolloutBuffer, policy: PhasicActorCriticPolicy) -> dict[str, float]:
+def component_summary(rollout: Rollout, policy: PhasicActorCriticPolicy) -> dict[str, float]:
     """Return explained variance and value unit by component, after an update on this rollout; nothing for scalar rewards."""
-    if not isinstance(rollout_buffer, VectorRewardBuffer):
+    if "component_weights" not in rollout.arrays:
         return {}
-    columns = enumerate(zip(rollout_buffer.vector_values.T, rollout_buffer.vector_returns.T, strict=True))
+    values, targets = (rollout.arrays[name].reshape(rollout.n_samples, -1).T for name in ("old_values", "targets"))
+    columns = enumerate(zip(values, targets, strict=True))
     explained = {f"explained_variance/{k}": explained_variance(*both, policy.device) for k, both in columns}
     return explained | {f"value_unit/{k}": unit for k, unit in enumerate(policy.value_net.std.tolist())}
 
 
-# ---- sequences ----
-
-
-class SequenceSamples(NamedTuple):
-    """Samples as in SB3, in sequences of equal length, B = n_sequences * length, with the inputs of LSTMs."""
-
-    observations: PyTorchObs
-    actions: th.Tensor
-    old_values: th.Tensor
-    old_log_prob: th.Tensor
-    advantages: th.Tensor
-    returns: th.Tensor
-    lstm_states: th.Tensor  # before each sequence, (n_sequences, 4, n_layers, hidden size)
-    episode_starts: th.Tensor  # (B,)
-
-
-def longest_equal_part(whole: int, limit: int) -> int:
-    """
-    Return the largest divisor of ``whole`` that is at most ``limit``: the length of the longest equal parts of a rollout that
-    fit into a minibatch.
-    """
-    pairs = ((part, whole // part) for part in range(1, math.isqrt(whole) + 1) if whole % part == 0)
-    return max(part for pair in pairs for part in pair if part <= limit)
+# ---- states of LSTMs ----
 
 
 class SequenceRolloutBuffer(RolloutBuffer):
-    """A rollout buffer that stores the LSTMs' states of each step and returns sequences, see ``longest_equal_part``."""
+    """A rollout buffer that stores the LSTMs' states of each step."""
 
-    recomputable: ClassVar[bool] = True
-    new_arrays: ClassVar[bool] = True
+    states: ClassVar[tuple[str, ...]] = ("lstm_states",)
     states_shape: tuple[int, ...] = (4, 0, 0)  # (4, n_layers, hidden size), once the network is there
 
     def reset(self) -> None:
@@ -277,23 +218,6 @@ class SequenceRolloutBuffer(RolloutBuffer):
         """Add a step, with the LSTMs' states before it."""
         self.lstm_states[self.pos] = pack_states(lstm_states).cpu().numpy()
         super().add(*args, **kwargs)
-
-    def get(self, batch_size: int | None = None) -> Iterator[SequenceSamples]:  # type: ignore[override]
-        """Return minibatches of shuffled sequences, of at most ``batch_size`` samples each; None: one with all samples."""
-        return (some for _, some in self.samples(batch_size or self.buffer_size * self.n_envs, np.random.permutation))
-
-    def samples(self, batch_size: int, order: Callable[[int], np.ndarray]) -> Iterator[tuple[np.ndarray, SequenceSamples]]:
-        """See ``GivesSequences``."""
-        assert self.full, "Rollout buffer must be full before sampling from it"
-        order_by_environment(self)
-        length = longest_equal_part(self.buffer_size, batch_size)
-        firsts = length * order(self.buffer_size * self.n_envs // length)
-        n_sequences = batch_size // length
-        for start in range(0, len(firsts), n_sequences):
-            some = firsts[start : start + n_sequences]
-            places = (some[:, None] + np.arange(length)).ravel()
-            memory = self.to_torch(self.lstm_states[some]), self.to_torch(self.episode_starts[places].ravel())
-            yield places, SequenceSamples(*self._get_samples(places), *memory)
 
 
 class SequenceDictRolloutBuffer(SequenceRolloutBuffer, DictRolloutBuffer):  # type: ignore[misc]

@@ -1,24 +1,33 @@
-"""Functions on SB3's and custom rollout buffers: what a class declares, minibatches, the order of arrays, GAE, types."""
+"""Rollouts and batches of their samples for both phases; what a buffer of SB3 holds when it is full; GAE; types."""
 
-from collections import namedtuple
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections import Counter, namedtuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, Self, runtime_checkable
 
 import numpy as np
+import torch as th
 from gymnasium import spaces
 from sb3_contrib.common.maskable.buffers import MaskableDictRolloutBuffer, MaskableRolloutBuffer
 from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
 from stable_baselines3.common.type_aliases import PyTorchObs
 from stable_baselines3.common.vec_env import VecEnv
 
-from sb3_ppg.arrays import map_arrays, split
+from sb3_ppg.arrays import map_arrays, split_arrays
 from sb3_ppg.environments.watched import normalizers
 
 SB3_CLASSES = (RolloutBuffer, DictRolloutBuffer, MaskableRolloutBuffer, MaskableDictRolloutBuffer)
 # Small minibatches are gathered together, by one indexed copy of up to this size
 GATHERED_BYTES = 2**22
 Observations = np.ndarray | dict[str, np.ndarray]
+Kind = Literal["policy", "value"]  # of epochs; joint ones are the policy's
+# Names of a rollout's arrays, where SB3's buffer has others. Those of vector rewards stand in place of the combined ones
+NAMES = {"values": "old_values", "log_probs": "old_log_prob", "returns": "targets"}
+NAMES |= {"vector_rewards": "rewards", "vector_values": "old_values", "vector_returns": "targets"}
+# What each minibatch of the policy phase has
+POLICY_KEYS = ("observations", "actions", "old_values", "old_log_prob", "advantages", "targets")
 
 
 class RolloutEnd(NamedTuple):
@@ -37,7 +46,178 @@ class RolloutEnd(NamedTuple):
     memory: np.ndarray | None = None
 
 
-# ---- how a class differs from SB3's ----
+@dataclass(eq=False)
+class Rollout:
+    """
+    The arrays of a rollout by name, (n_envs, n_steps, ...), or (n_envs, 1, ...) for what each environment's part has once.
+
+    ``observations`` (may be a dictionary of arrays), ``actions``, ``rewards``, ``episode_starts``, ``old_values``: V(s) at
+    collection, ``old_log_prob``, ``advantages``, ``targets``: V_targ; ``component_weights``, with which the last three and
+    the rewards have K columns; ``action_masks``, ``lstm_states``, ``prior``; own arrays of a buffer; what ``Objective.extras``
+    returns; ``last_observations``, ``last_values``, ``last_dones``, ``last_memory``: the state after the last step, once.
+
+    :param states: names of arrays of which a sequence of samples has the first step's alone
+    :param uses: number of epochs of each kind that have used the rollout
+    """
+
+    arrays: dict[str, Any]
+    states: tuple[str, ...] = ()
+    uses: Counter[Kind] = field(default_factory=Counter)
+
+    @classmethod
+    def of(cls, buffer: RolloutBuffer, end: RolloutEnd | None = None, steps: slice = slice(None)) -> Self:
+        """
+        Copy the arrays of a full buffer. Nothing else knows its order, (n_steps, n_envs, ...).
+
+        :param end: state after the rollout. None: it is not known, and nothing needs it
+        :param steps: some of the steps
+        """
+        found = arrays_by_step(buffer)
+        found = {name: array for name, array in found.items() if f"vector_{name}" not in found}
+
+        def copied(array: np.ndarray) -> np.ndarray:
+            return np.array(array[steps].swapaxes(0, 1), order="C")
+
+        arrays = {NAMES.get(name, name): map_arrays(copied, array) for name, array in found.items()}
+        arrays["actions"] = arrays["actions"].astype(np.float32)  # as SB3's minibatches have them
+        last = {} if end is None else {f"last_{name}": one for name, one in end._asdict().items() if one is not None}
+        arrays |= map_arrays(lambda array: np.array(array)[:, None], last)
+        return cls(arrays, getattr(buffer, "states", ()))
+
+    def select(self, names: Iterable[str]) -> "Rollout":
+        """Return a rollout with these arrays alone."""
+        return replace(self, arrays={name: self.arrays[name] for name in dict.fromkeys(names)})
+
+    def kept(self, names: Iterable[str]) -> "Rollout":
+        """Return what the auxiliary phase keeps: these arrays, and of states those before the first step."""
+        some = self.select(names)
+        firsts = {name: some.arrays[name][:, :1].copy() for name in self.states if name in some.arrays}
+        return replace(some, arrays={**some.arrays, **firsts})
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """The numbers of environments and steps."""
+        n_envs, n_steps = max((array.shape[:2] for array in leaves_of(self.arrays)), key=lambda sizes: sizes[1])
+        return n_envs, n_steps
+
+    @property
+    def n_samples(self) -> int:
+        """The number of samples."""
+        return math.prod(self.shape)
+
+    def parts(self, batch_size: int, order: Callable[[int], np.ndarray]) -> tuple[int, list[np.ndarray]]:
+        """
+        Divide the rollout into batches of single samples or, with ``states``, of the longest equal parts that fit.
+
+        :param batch_size: largest number of samples in a batch
+        :param order: maps the number of sequences, n, to an order of 0, ..., n - 1
+        :return: length of a sequence; numbers of the sequences of each batch
+        """
+        _, n_steps = self.shape
+        length = longest_equal_part(n_steps, batch_size) if self.states else 1
+        numbers, n_sequences = order(self.n_samples // length), batch_size // length
+        return length, [numbers[start : start + n_sequences] for start in range(0, len(numbers), n_sequences)]
+
+    # ---- advantages ----
+
+    def gae(self, values: np.ndarray, last_values: np.ndarray, gamma: Any, gae_lambda: Any) -> np.ndarray:
+        """Return ``gae`` of the rewards with values, (n_envs, n_steps, ...), and V after the last step, (n_envs, ...)."""
+        starts, dones = self.arrays["episode_starts"], self.arrays["last_dones"][:, 0]
+        if values.ndim == 3:
+            starts, dones = starts[:, :, None], dones[:, None]
+        rewards, values, starts = (array.swapaxes(0, 1) for array in (self.arrays["rewards"], values, starts))
+        return gae(rewards, values, starts, last_values, dones, gamma, gae_lambda).swapaxes(0, 1)
+
+    def recompute(self, values: np.ndarray, last_values: np.ndarray, gamma: Any, gae_lambda: Any) -> None:
+        """Set advantages and value targets by other values; see ``gae``."""
+        advantages = self.gae(values, last_values, gamma, gae_lambda)
+        self.arrays |= {"advantages": self.combined(advantages), "targets": advantages + values}
+
+    def combined(self, components: np.ndarray) -> np.ndarray:
+        """Return the weighted sums over the components of vector rewards, (n_envs, n_steps); scalars as they are."""
+        weights = self.arrays.get("component_weights")
+        return components if weights is None else (weights * components).sum(axis=-1)
+
+
+# ---- batches ----
+
+
+def batches(rollouts: Sequence[Rollout], parts: Sequence[np.ndarray], length: int, device: Any) -> Iterator[Any]:
+    """
+    Draw batches for either phase, for recording and recomputing, and for the log.
+
+    :param rollouts: rollouts with arrays, or tensors, of the same names; single samples may be of rollouts of other lengths
+    :param parts: numbers of the sequences of each batch. They count rollout by rollout, environment by environment, by time
+    :param length: number of consecutive samples in a sequence
+    :return: named tuples of tensors with a field for each array, observations first: (B, ...), sequence after sequence, or
+        (number of sequences, ...) for what a sequence has once
+    """
+    names = ["observations", *(name for name in rollouts[0].arrays if name != "observations")]
+    pieces = [_pieces(rollout, names, length) for rollout in rollouts]
+    counts = [rollout.n_samples // length for rollout in rollouts]  # of sequences
+    firsts = np.cumsum([0, *counts])
+    n_at_once = 1
+    if length == 1:
+        sample_bytes = sum(n_bytes(rollout.arrays["observations"]) for rollout in rollouts) / firsts[-1]
+        n_at_once = max(1, int(GATHERED_BYTES / max(1, sample_bytes * len(parts[0]))))
+    for start in range(0, len(parts), n_at_once):
+        some = parts[start : start + n_at_once]
+        ids = np.concatenate(some)
+        owners = np.searchsorted(firsts, ids, side="right") - 1
+        of_rollouts = [(k, np.flatnonzero(owners == k)) for k in np.unique(owners)]
+
+        def gather(*arrays: Any, ids: np.ndarray = ids, of_rollouts: Any = of_rollouts) -> th.Tensor:
+            (k, _), *others = of_rollouts
+            if not others:
+                gathered = _rows(arrays[k], ids - firsts[k], counts[k])
+            else:
+                size, is_tensor = (len(ids), *arrays[k].shape[1:]), isinstance(arrays[k], th.Tensor)
+                gathered = arrays[k].new_empty(size) if is_tensor else np.empty(size, arrays[k].dtype)
+                for k, places in of_rollouts:
+                    gathered[places] = _rows(arrays[k], ids[places] - firsts[k], counts[k])
+            n, own, *shape = gathered.shape
+            return th.as_tensor(gathered.reshape(n * own, *shape), device=device)
+
+        batch = batch_type(tuple(names))(*map_arrays(gather, *pieces))
+        yield from [batch] if len(some) == 1 else split_arrays(batch, [len(part) * length for part in some])
+
+
+def _rows(array: Any, numbers: np.ndarray, n_sequences: int) -> Any:
+    """Return the rows of sequences in a divided array; single samples of an environment share what it has once."""
+    return array[numbers if len(array) == n_sequences else numbers * len(array) // n_sequences]
+
+
+def _pieces(rollout: Rollout, names: Sequence[str], length: int) -> tuple[Any, ...]:
+    """Divide arrays into the parts of sequences, (number of sequences, or of environments, length or 1, ...)."""
+    _, n_steps = rollout.shape
+
+    def divided(array: Any, is_state: bool) -> Any:
+        if is_state and array.shape[1] == n_steps:
+            array = array[:, ::length]
+        n_envs, n_rows, *shape = array.shape
+        own = length if n_rows == n_steps and not is_state else 1
+        return array.reshape(n_envs * n_rows // own, own, *shape)
+
+    arrays = ((name in rollout.states, rollout.arrays[name]) for name in names)
+    return tuple(map_arrays(lambda array, once=once: divided(array, once), array) for once, array in arrays)
+
+
+@cache
+def batch_type(names: tuple[str, ...]) -> Any:
+    """Return the type of the batches with these fields, the same one for the same names."""
+    return namedtuple("Batch", names)
+
+
+def longest_equal_part(whole: int, limit: int) -> int:
+    """
+    Return the largest divisor of ``whole`` that is at most ``limit``: the length of the longest equal parts of a rollout that
+    fit into a minibatch.
+    """
+    pairs = ((part, whole // part) for part in range(1, math.isqrt(whole) + 1) if whole % part == 0)
+    return max(part for pair in pairs for part in pair if part <= limit)
+
+
+# ---- buffers ----
 
 
 @runtime_checkable
@@ -47,89 +227,21 @@ class SeparatesBootstrap(Protocol):
     bootstrapped: np.ndarray  # (n_steps, n_envs)
 
 
-@runtime_checkable
-class GivesSequences(Protocol):
-    """A rollout buffer whose minibatches are not just a selection of samples, such as sequences."""
-
-    def samples(self, batch_size: int, order: Callable[[int], np.ndarray]) -> Iterator[tuple[np.ndarray, Any]]:
-        """
-        :param batch_size: largest number of samples in a minibatch
-        :param order: maps the number of sequences, n, to an order of 0, ..., n - 1
-        :return: for each minibatch, the indices of its samples (environment by environment), and the samples
-        """
-
-
 def is_recomputable(rollout_buffer: RolloutBuffer) -> bool:
     """
-    Return whether a buffer's advantages are GAE of its ``rewards`` and ``get`` yields all samples, so that its rollouts can be
-    used again with newer values. A class that overrides ``compute_returns_and_advantage`` or ``get`` declares this by the
-    class attribute ``recomputable = True``.
+    Return whether a buffer's advantages are GAE of its ``rewards``, so that its rollouts can be used again with newer values.
+    A class that overrides ``compute_returns_and_advantage`` declares this by the class attribute ``recomputable = True``.
     """
-    return _declared(rollout_buffer, "recomputable", ("compute_returns_and_advantage", "get"))
+    return getattr(type(rollout_buffer), "recomputable", _is_sb3s(rollout_buffer, "compute_returns_and_advantage"))
 
 
-def has_usual_samples(rollout_buffer: RolloutBuffer) -> bool:
-    """Return whether minibatches are SB3's, or the class declares by ``recomputable = True`` that they are equivalent."""
-    return _declared(rollout_buffer, "recomputable", ("get", "_get_samples"))
+def has_own_samples(rollout_buffer: RolloutBuffer) -> bool:
+    """Return whether a class has its own way to draw minibatches, which nothing calls."""
+    return not (_is_sb3s(rollout_buffer, "get") and _is_sb3s(rollout_buffer, "_get_samples"))
 
 
-def has_new_arrays(rollout_buffer: RolloutBuffer) -> bool:
-    """
-    Return whether collecting a rollout leaves the arrays of the previous one unchanged, so that they need not be copied. A
-    class that overrides ``reset`` declares this by the class attribute ``new_arrays = True``.
-    """
-    return _declared(rollout_buffer, "new_arrays", ("reset",))
-
-
-def _declared(rollout_buffer: RolloutBuffer, attribute: str, methods: tuple[str, ...]) -> bool:
-    """Return the value of a class attribute, or, without it, whether these methods are those of a buffer of SB3."""
-    cls = type(rollout_buffer)
-    are_sb3s = all(any(getattr(cls, method) is getattr(one, method) for one in SB3_CLASSES) for method in methods)
-    return getattr(cls, attribute, are_sb3s)
-
-
-# ---- samples ----
-
-
-def minibatches(rollout_buffer: RolloutBuffer, batch_size: int, extras: dict[str, np.ndarray] | None = None) -> Iterator[Any]:
-    """
-    Draw the minibatches of one epoch: all samples of a buffer that is ordered by environment, shuffled. ``extras`` are further
-    arrays by name, (n_envs * n_steps, ...), in this order, which minibatches have in a field of this name.
-    """
-    cls, at_once = type(rollout_buffer), batch_size
-    if any(cls.get is theirs.get and cls._get_samples is theirs._get_samples for theirs in SB3_CLASSES):
-        # Minibatches are plain selections of samples, so several of them can be split from a larger one
-        n_samples = rollout_buffer.buffer_size * rollout_buffer.n_envs
-        minibatch_bytes = n_bytes(rollout_buffer.observations) * batch_size / n_samples
-        at_once *= max(1, int(GATHERED_BYTES / max(1, minibatch_bytes)))
-    if not extras:
-        for some in rollout_buffer.get(at_once):
-            yield from split(some, batch_size)
-        return
-    for places, some in samples(rollout_buffer, at_once, np.random.permutation):
-        parts = {name: rollout_buffer.to_torch(array[places]) for name, array in extras.items()}
-        yield from split(_extended(type(some).__name__, some._fields)(*some, extras=parts), batch_size)
-
-
-@cache
-def _extended(name: str, fields: tuple[str, ...]) -> Any:
-    return namedtuple(name, (*fields, "extras"))
-
-
-def samples(
-    rollout_buffer: RolloutBuffer, batch_size: int, order: Callable[[int], np.ndarray]
-) -> Iterator[tuple[np.ndarray, Any]]:
-    """Read all samples of a buffer that is ordered by environment; see ``GivesSequences.samples``."""
-    if isinstance(rollout_buffer, GivesSequences):
-        yield from rollout_buffer.samples(batch_size, order)
-        return
-    places = order(rollout_buffer.buffer_size * rollout_buffer.n_envs)
-    for start in range(0, len(places), batch_size):
-        some = places[start : start + batch_size]
-        yield some, rollout_buffer._get_samples(some)
-
-
-# ---- arrays ----
+def _is_sb3s(rollout_buffer: RolloutBuffer, method: str) -> bool:
+    return any(getattr(type(rollout_buffer), method) is getattr(one, method) for one in SB3_CLASSES)
 
 
 def arrays_by_step(rollout_buffer: RolloutBuffer) -> dict[str, Any]:
@@ -139,29 +251,6 @@ def arrays_by_step(rollout_buffer: RolloutBuffer) -> dict[str, Any]:
     return {"observations": rollout_buffer.observations} | {
         name: array for name, array in arrays.items() if array.shape[:2] == sizes
     }
-
-
-def order_by_environment(rollout_buffer: RolloutBuffer) -> None:
-    """
-    Reorder all arrays of a full buffer from (n_steps, n_envs, ...) to (n_envs * n_steps, ...), environment by environment, as
-    SB3's ``get`` does with those that it needs. An update begins with this: all that follows knows no other order. SB3 would
-    add a dimension to observations of shape (), which they do not have when the policy acts.
-    """
-    if not rollout_buffer.generator_ready:
-        arrays = arrays_by_step(rollout_buffer)
-        for name, array in arrays.items():
-            setattr(rollout_buffer, name, map_arrays(rollout_buffer.swap_and_flatten, array))
-        rollout_buffer.observations = map_arrays(
-            lambda ordered, array: ordered.reshape(len(ordered), *array.shape[2:]),
-            rollout_buffer.observations,
-            arrays["observations"],
-        )
-        rollout_buffer.generator_ready = True
-
-
-def by_environment(rollout_buffer: RolloutBuffer, array: np.ndarray) -> np.ndarray:
-    """Reshape a buffer's array from (n_envs * n_steps, ...), environment by environment, to (n_envs, n_steps, numbers)."""
-    return array.reshape(rollout_buffer.n_envs, rollout_buffer.buffer_size, -1)
 
 
 def smallest_observations(rollout_buffer: RolloutBuffer, n: int) -> Observations:
@@ -178,9 +267,18 @@ def smallest_observations(rollout_buffer: RolloutBuffer, n: int) -> Observations
     return map_arrays(smallest, rollout_buffer.observations, shapes, parts)
 
 
+def leaves_of(arrays: Any) -> Iterator[Any]:
+    """Iterate over the arrays or tensors in nested dictionaries."""
+    if isinstance(arrays, dict):
+        for one in arrays.values():
+            yield from leaves_of(one)
+    else:
+        yield arrays
+
+
 def n_bytes(observations: Observations | PyTorchObs) -> int:
     """Return the size of an array or a tensor, or of nested dictionaries of such, in bytes."""
-    return sum(map(n_bytes, observations.values())) if isinstance(observations, dict) else observations.nbytes
+    return sum(array.nbytes for array in leaves_of(observations))
 
 
 # ---- advantages ----
@@ -224,18 +322,6 @@ def gae(
         advantages[step] = following
         next_values, next_continues = values[step], continues[step]
     return advantages
-
-
-def ordered_gae(
-    buffer: RolloutBuffer, values: np.ndarray, last_values: np.ndarray, last_dones: np.ndarray, gamma: float, gae_lambda: float
-) -> np.ndarray:
-    """
-    Compute ``gae``, (n_envs * n_steps, 1), of a buffer that is ordered by environment, with other values: V(s),
-    (n_envs * n_steps,), and V after the last step, (n_envs,).
-    """
-    arrays = (buffer.rewards, values, buffer.episode_starts)
-    rewards, values, starts = (by_environment(buffer, array)[:, :, 0].T for array in arrays)
-    return gae(rewards, values, starts, last_values, last_dones, gamma, gae_lambda).T.reshape(-1, 1)
 
 
 # ---- types ----

@@ -3,15 +3,14 @@
 from typing import Any
 
 from sb3_ppg.arguments import made_from
-from sb3_ppg.buffers.aux_buffer import SampleData
-from sb3_ppg.buffers.rollouts import RolloutEnd
+from sb3_ppg.buffers.rollouts import Rollout, RolloutEnd
 from sb3_ppg.errors import ArgumentError, nearest
 from sb3_ppg.losses import Losses
 from sb3_ppg.objectives.advantage_head import AdvantageHeadObjective, OrderObjective
 from sb3_ppg.objectives.delayed_critic import DelayedCriticObjective, DynamicsObjective
 from sb3_ppg.objectives.distillation import DistillationObjective
 from sb3_ppg.objectives.ewma import DecoupledObjective, EWMAObjective
-from sb3_ppg.objectives.paper import Coefficients, Objective, targets_of
+from sb3_ppg.objectives.paper import Coefficients, Objective
 from sb3_ppg.policies import PhasicActorCriticPolicy
 
 # Objectives by name, as the algorithms' argument `objective` takes them
@@ -79,10 +78,9 @@ __all__ = [
     "Losses",
     "Objective",
     "OrderObjective",
+    "Rollout",
     "RolloutEnd",
-    "SampleData",
     "find_objective",
     "make_objective",
     "objective_name",
-    "targets_of",
 ]

@@ -3,12 +3,10 @@ DAAC and IDAAC: Raileanu, Fergus, "Decoupling Value and Policy for Generalizatio
 https://arxiv.org/abs/2102.10330. Authors' code: https://github.com/rraileanu/idaac.
 """
 
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 import torch as th
-from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.torch_layers import create_mlp
 from stable_baselines3.common.type_aliases import PyTorchObs
 from torch import nn
@@ -18,8 +16,7 @@ from torch.nn import functional as F
 from sb3_ppg import losses
 from sb3_ppg.arguments import Rule, check_value, count, number, require
 from sb3_ppg.arrays import map_arrays
-from sb3_ppg.buffers.aux_buffer import SampleData
-from sb3_ppg.buffers.rollouts import RolloutEnd
+from sb3_ppg.buffers.rollouts import Rollout
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.losses import Losses
 from sb3_ppg.objectives.paper import MAX_WEIGHT, Coefficients, Objective
@@ -92,16 +89,8 @@ class AdvantageHeadObjective(Objective):
         if coefficients.clip_range is None:
             return super().value_error(policy, latent, batch, coefficients)
         values = policy.value_net(latent).flatten()
-        loss = losses.clipped_value_loss(values, batch.returns, batch.old_values, coefficients.clip_range)
+        loss = losses.clipped_value_loss(values, batch.targets, batch.old_values, coefficients.clip_range)
         return Losses(coefficients.vf_coef * loss, {"value_loss": loss})
-
-
-@dataclass
-class FramePairs(SampleData):
-    """Number of another frame of each sample's level, (B,), and 1 if that frame was earlier in its episode, else 0, (B,)."""
-
-    other: Any = None
-    other_is_earlier: Any = None
 
 
 class OrderObjective(AdvantageHeadObjective):
@@ -120,6 +109,8 @@ class OrderObjective(AdvantageHeadObjective):
     """
 
     needs_rollout_end: ClassVar[bool] = True
+    # Number of another frame of each sample's level, and 1 if that frame was earlier in its episode, else 0
+    policy_keys = ("other", "other_is_earlier")
 
     def __init__(
         self,
@@ -183,8 +174,8 @@ class OrderObjective(AdvantageHeadObjective):
         self.n_episodes += n_envs
         return -1 - self.n_episodes + np.arange(n_envs)
 
-    def extras(self, policy: PhasicActorCriticPolicy, rollout_buffer: RolloutBuffer, end: RolloutEnd) -> "FramePairs":
-        n_frames = rollout_buffer.buffer_size
+    def extras(self, policy: PhasicActorCriticPolicy, rollout: Rollout) -> dict[str, Any]:
+        _, n_frames = rollout.shape
         if len(self.levels) <= n_frames:
             raise ArgumentError(
                 "IDAAC does not know the levels of this rollout's frames: your own `collect_rollouts` must call the "
@@ -193,9 +184,9 @@ class OrderObjective(AdvantageHeadObjective):
         levels, steps = (np.stack(frames[-n_frames - 1 :], axis=1) for frames in (self.levels, self.episode_steps))
         self.levels, self.episode_steps = self.levels[-1:], self.episode_steps[-1:]
         self._frames = map_arrays(
-            lambda frames, last: np.concatenate([frames, last.reshape(len(last), *frames.shape[1:])]),
-            rollout_buffer.observations,
-            end.observations,
+            lambda frames, last: np.concatenate([frames.reshape(rollout.n_samples, *frames.shape[2:]), last[:, 0]]),
+            rollout.arrays["observations"],
+            rollout.arrays["last_observations"],
         )
 
         def in_order(frames: np.ndarray) -> np.ndarray:
@@ -203,8 +194,8 @@ class OrderObjective(AdvantageHeadObjective):
             return np.concatenate([frames[:, :-1].ravel(), frames[:, -1]])
 
         pairs = self.draw_pairs(in_order(levels))[: levels.size - len(levels)]
-        earlier = in_order(steps)[pairs] < steps[:, :-1].ravel()
-        return FramePairs(other=pairs, other_is_earlier=earlier.astype(np.float32))
+        pairs = pairs.reshape(rollout.shape)
+        return {"other": pairs, "other_is_earlier": (in_order(steps)[pairs] < steps[:, :-1]).astype(np.float32)}
 
     def draw_pairs(self, levels: np.ndarray) -> np.ndarray:
         """Draw for each frame of a rollout the number of a frame of its level, (n_frames,), possibly its own."""
@@ -219,18 +210,17 @@ class OrderObjective(AdvantageHeadObjective):
         with th.no_grad():
             latent = policy.evaluate(inputs[0], reads=("latent_pi",)).latent_pi
             pair = self._pair_latent(policy, batch)
-        earlier = FramePairs.of(batch).other_is_earlier
-        return Losses(_order_loss(self.classifier(th.cat([latent, pair], dim=1)), earlier), {})
+        return Losses(_order_loss(self.classifier(th.cat([latent, pair], dim=1)), batch.other_is_earlier), {})
 
     def _latent_losses(self, policy: PhasicActorCriticPolicy, latent: th.Tensor, batch: Any) -> Losses:
         pairs = th.cat([latent, self._pair_latent(policy, batch)], dim=1)
         frozen = {name: parameter.detach() for name, parameter in self.classifier.named_parameters()}
         logits = functional_call(self.classifier, frozen, (pairs,))
-        loss = _order_loss(logits, th.full_like(FramePairs.of(batch).other_is_earlier, 0.5))
+        loss = _order_loss(logits, th.full_like(batch.other_is_earlier, 0.5))
         return Losses(self.order_coef * loss, {"order_loss": loss})
 
     def _pair_latent(self, policy: PhasicActorCriticPolicy, batch: Any) -> th.Tensor:
-        numbers = FramePairs.of(batch).other.long().cpu().numpy()
+        numbers = batch.other.long().cpu().numpy()
         frames: PyTorchObs = map_arrays(lambda array: th.as_tensor(array[numbers], device=policy.device), self._frames)
         return policy.evaluate(frames, reads=("latent_pi",)).latent_pi
 

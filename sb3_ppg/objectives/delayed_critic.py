@@ -3,19 +3,14 @@ DCPG and DDCPG: Moon, Lee, Song, "Rethinking Value Function Learning for General
 https://arxiv.org/abs/2210.09960. Authors' code: https://github.com/snu-mllab/DCPG.
 """
 
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch as th
-from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.torch_layers import create_mlp
 from torch import nn
 from torch.nn import functional as F
 
 from sb3_ppg.arguments import check_value, count, number, require
-from sb3_ppg.arrays import map_arrays
-from sb3_ppg.buffers.aux_buffer import AuxiliaryBatch, SampleData
-from sb3_ppg.buffers.rollouts import RolloutEnd, by_environment
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.losses import Losses
 from sb3_ppg.objectives.paper import MAX_WEIGHT, Coefficients, Objective
@@ -55,27 +50,17 @@ class DelayedCriticObjective(Objective):
     def value_error(
         self, policy: PhasicActorCriticPolicy, latent: th.Tensor, batch: Any, coefficients: Coefficients
     ) -> Losses:
-        of_components = SampleData.of(batch).component_values
-        held = batch.old_values if of_components is None else of_components
-        distance = 0.5 * head_loss(policy.value_net, latent, held, coefficients.value_unit)
+        distance = 0.5 * head_loss(policy.value_net, latent, batch.old_values, coefficients.value_unit)
         return Losses(self.value_distance_coef * distance, {"value_distance": distance})
 
     def evaluated_losses(
-        self, policy: PhasicActorCriticPolicy, evaluation: Evaluation, batch: AuxiliaryBatch, coefficients: Coefficients
+        self, policy: PhasicActorCriticPolicy, evaluation: Evaluation, batch: Any, coefficients: Coefficients
     ) -> Losses:
         terms = {
             "kl": self.kl_to_recorded(policy, evaluation.distribution, batch.recorded).mean(),
             "value_loss": 0.5 * self.head_error(policy.value_net, evaluation.latent_vf, batch, coefficients.value_unit),
         }
         return Losses(terms["value_loss"] + coefficients.beta_clone * terms["kl"], terms)
-
-
-@dataclass
-class Transitions(SampleData):
-    """Actions as buffers keep them, (B, action dimensions), and the frame after each sequence, (number of sequences, ...)."""
-
-    actions: Any = None
-    last_observations: Any = None
 
 
 class DynamicsObjective(DelayedCriticObjective):
@@ -95,6 +80,7 @@ class DynamicsObjective(DelayedCriticObjective):
     needs_whole_minibatches: ClassVar[bool] = True
     needs_rollout_end: ClassVar[bool] = True
     needs_whole_sequences: ClassVar[bool] = True  # the frame after a rollout is kept once
+    aux_keys = ("actions", "last_observations")
 
     def __init__(
         self,
@@ -123,12 +109,8 @@ class DynamicsObjective(DelayedCriticObjective):
         remedy = f"{name} draws other actions and frames from the whole minibatch; use None"
         require(model, not isinstance(model.micro_batch_size, int), "micro_batch_size", remedy)
 
-    def aux_data(self, rollout_buffer: RolloutBuffer, end: RolloutEnd) -> Transitions:
-        last = map_arrays(lambda array: array[:, None].copy(), end.observations)
-        return Transitions(actions=by_environment(rollout_buffer, rollout_buffer.actions), last_observations=last)
-
     def evaluated_losses(
-        self, policy: PhasicActorCriticPolicy, evaluation: Evaluation, batch: AuxiliaryBatch, coefficients: Coefficients
+        self, policy: PhasicActorCriticPolicy, evaluation: Evaluation, batch: Any, coefficients: Coefficients
     ) -> Losses:
         delayed = super().evaluated_losses(policy, evaluation, batch, coefficients)
         terms = self._dynamics_losses(policy, evaluation.latent_pi, batch)
@@ -137,12 +119,11 @@ class DynamicsObjective(DelayedCriticObjective):
 
     def _dynamics_losses(self, policy: PhasicActorCriticPolicy, latent: th.Tensor, batch: Any) -> dict[str, th.Tensor]:
         """Return the cross-entropies of the discriminator for true and false transitions; ``latent`` is f(s)."""
-        transitions = Transitions.of(batch)
-        last_latent = policy.evaluate(transitions.last_observations, reads=("latent_pi",)).latent_pi
+        last_latent = policy.evaluate(batch.last_observations, reads=("latent_pi",)).latent_pi
         n_sequences = len(last_latent)
         by_sequence = latent.unflatten(0, (n_sequences, -1))
         following = th.cat([by_sequence[:, 1:], last_latent[:, None]], dim=1).flatten(0, 1)
-        actions = policy.actions.from_buffer(transitions.actions)
+        actions = policy.actions.from_buffer(batch.actions)
         false_actions, false_next = self.draw_false_actions(actions), self.draw_false_next(len(latent)).to(latent.device)
 
         def logits(taken: th.Tensor, then: th.Tensor) -> th.Tensor:

@@ -3,18 +3,16 @@ DNA: Aitchison, Sweetser, "DNA: Proximal Policy Optimization with a Dual Network
 https://arxiv.org/abs/2206.10027. Authors' code: https://github.com/maitchison/PPO.
 """
 
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch as th
-from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.distributions import Distribution
 from torch.nn import functional as F
 
 from sb3_ppg.actions import NESTED
 from sb3_ppg.arguments import check_value, choice, count, number, optional, require
-from sb3_ppg.buffers.aux_buffer import AuxiliaryBatch
-from sb3_ppg.buffers.rollouts import RolloutEnd, ordered_gae
+from sb3_ppg.buffers.rollouts import Rollout
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.losses import Losses
 from sb3_ppg.objectives.paper import Coefficients, Objective
@@ -71,9 +69,9 @@ class DistillationObjective(Objective):
         if self.constraint == "logits" and isinstance(model.action_space, NESTED):
             raise ArgumentError(f"`constraint`='logits' cannot work with {model.action_space}: use 'kl' or 'reverse_kl'")
 
-    def value_targets(self, rollout_buffer: RolloutBuffer, end: RolloutEnd) -> np.ndarray:
-        buffer, values = rollout_buffer, rollout_buffer.values
-        return values + ordered_gae(buffer, values, end.values, end.dones, buffer.gamma, self.td_lambda)
+    def value_targets(self, rollout: Rollout, gamma: Any) -> np.ndarray:
+        values = rollout.arrays["old_values"]
+        return values + rollout.gae(values, rollout.arrays["last_values"][:, 0], gamma, self.td_lambda)
 
     def is_due(self, n_samples: int) -> bool:
         return n_samples > self.delay
@@ -89,7 +87,7 @@ class DistillationObjective(Objective):
         return policy.actions.kl_divergence(distribution, recorded[:, -n_parameters:], self.constraint == "reverse_kl")
 
     def auxiliary_losses(
-        self, policy: PhasicActorCriticPolicy, inputs: tuple, batch: AuxiliaryBatch, coefficients: Coefficients
+        self, policy: PhasicActorCriticPolicy, inputs: tuple, batch: Any, coefficients: Coefficients
     ) -> Losses:
         distribution, latent, _, _ = policy.evaluate(*inputs, reads=("distribution", "latent_pi"), auxiliary=True)
         error = head_loss(policy.aux_value_net, latent, batch.recorded[:, 0], coefficients.value_unit)

@@ -6,15 +6,13 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch as th
-from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.distributions import Distribution
 from torch import nn
 
 from sb3_ppg import losses
 from sb3_ppg.arguments import check_value, number, require
 from sb3_ppg.arrays import parameters_of
-from sb3_ppg.buffers.aux_buffer import AuxiliaryBatch, SampleData
-from sb3_ppg.buffers.rollouts import RolloutEnd, by_environment
+from sb3_ppg.buffers.rollouts import Rollout
 from sb3_ppg.distributed import moments, n_processes
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.losses import Losses
@@ -60,9 +58,9 @@ class Objective(nn.Module):
     which it passes on to the policy's ``evaluate``. Its own networks are attributes, as in every ``nn.Module``: the policy's
     optimizers train their parameters, which are saved, shared and restored with the model.
 
-    ``weights`` of ``extras`` weight each sample's terms in the policy phase, those of ``aux_data`` the value losses of the
-    auxiliary phase. KL terms, and terms that a relative adds, such as DCPG's distance or DAAC's advantage error, are not
-    weighted.
+    An array ``weights`` of ``extras`` weights each sample's terms in the policy phase if it is one of ``policy_keys``, the
+    value losses of the auxiliary phase if it is one of ``aux_keys``. KL terms, and terms that a relative adds, such as DCPG's
+    distance or DAAC's advantage error, are not weighted.
 
     :param policy: policy in training, to make networks of matching sizes or copies of it. Do not keep it: each method gets it
     :param dual_clip: see ``losses.policy_gradient_loss``; DI-engine has 3 or 5. None: no dual clipping, as in the paper
@@ -71,8 +69,10 @@ class Objective(nn.Module):
     :raises ArgumentError: for a number that cannot work
     """
 
-    # What ``aux_data`` returns. Each field that it adds to ``SampleData`` is named after an array of the rollout buffer
-    aux_data_class: ClassVar[type[SampleData]] = SampleData
+    # Names of a rollout's arrays, see ``Rollout``, that minibatches of the policy phase have beside ``POLICY_KEYS``
+    policy_keys: tuple[str, ...] = ()
+    # Names of those that the auxiliary phase keeps, beside observations, targets and inputs of the policy
+    aux_keys: tuple[str, ...] = ()
     # The only architecture of the policy that can work. None: any
     architecture: ClassVar[str | None] = None
     # Whether the value function's epochs come before the policy's, where the two are not joint
@@ -105,6 +105,8 @@ class Objective(nn.Module):
             check_value("value_clip", value_clip, number(0, MAX_WEIGHT))
         self.dual_clip = dual_clip
         self.value_clip = value_clip
+        if value_clip is not None:
+            self.aux_keys = (*self.aux_keys, "old_values")
 
     def check(self, model: PhasicModel) -> None:
         """
@@ -133,7 +135,7 @@ class Objective(nn.Module):
 
         :param policy: policy in training
         :param inputs: arguments of its ``evaluate``: observations, and memory or masks
-        :param batch: B samples of a rollout, as SB3's buffers return them; ``SampleData.of`` returns those of ``extras``
+        :param batch: B samples of a rollout, with fields ``POLICY_KEYS``, inputs of the policy, and ``policy_keys``
         :param coefficients: weights of the terms
         :return: sum of the terms, and each term
         """
@@ -159,15 +161,15 @@ class Objective(nn.Module):
         raise NotImplementedError
 
     def auxiliary_losses(
-        self, policy: PhasicActorCriticPolicy, inputs: tuple, batch: AuxiliaryBatch, coefficients: Coefficients
+        self, policy: PhasicActorCriticPolicy, inputs: tuple, batch: Any, coefficients: Coefficients
     ) -> Losses:
         """
         Return the losses of the auxiliary phase.
 
         :param policy: policy in training
         :param inputs: arguments of its ``evaluate``
-        :param batch: B samples of the phase; its field ``recorded`` has those of ``recorded``, and ``SampleData.of`` returns
-            those of ``aux_data``
+        :param batch: B samples of the phase, with fields ``observations``, ``targets``, ``recorded`` (those of the method of
+            this name), inputs of the policy, and ``aux_keys``
         :param coefficients: weights of the terms
         :return: sum of the terms, and each term
         """
@@ -202,7 +204,7 @@ class Objective(nn.Module):
             terms["kl_penalty"] = losses.kl_penalty(log_prob, proximal_log_prob)
             total = total + coefficients.kl_coef * terms["kl_penalty"]
         if coefficients.prior_coef is not None:
-            terms["prior_kl"] = policy.actions.prior_kl(distribution, SampleData.of(batch).prior).mean()
+            terms["prior_kl"] = policy.actions.prior_kl(distribution, batch.prior).mean()
             total = total + coefficients.prior_coef * terms["prior_kl"]
         return Losses(total, {**terms, **others}, log_prob.detach() - proximal_log_prob)
 
@@ -253,17 +255,16 @@ class Objective(nn.Module):
         :param clip_range_vf: in value units, or None for no clipping
         :return: scalar
         """
-        targets, weights = targets_of(batch), weights_of(batch)
+        targets, weights = batch.targets, weights_of(batch)
         if self.value_clip is None and clip_range_vf is None:
             return head_loss(head, latent, targets, unit, weights)
-        kept = SampleData.of(batch).values.flatten() if isinstance(batch, AuxiliaryBatch) else batch.old_values
-        in_units = (head(latent).flatten() / unit, targets / unit, kept / unit)
+        in_units = (head(latent).flatten() / unit, targets / unit, batch.old_values / unit)
         if self.value_clip is None:
             return losses.value_loss(*in_units, clip_range_vf, weights)
         return losses.clipped_value_loss(*in_units, self.value_clip, weights)
 
     def evaluated_losses(
-        self, policy: PhasicActorCriticPolicy, evaluation: Evaluation, batch: AuxiliaryBatch, coefficients: Coefficients
+        self, policy: PhasicActorCriticPolicy, evaluation: Evaluation, batch: Any, coefficients: Coefficients
     ) -> Losses:
         """
         Return the losses of the auxiliary phase, once the networks have been run.
@@ -285,13 +286,13 @@ class Objective(nn.Module):
 
     # ---- data ----
 
-    def value_targets(self, rollout_buffer: RolloutBuffer, end: RolloutEnd) -> np.ndarray:
+    def value_targets(self, rollout: Rollout, gamma: Any) -> np.ndarray:
         """
-        :param rollout_buffer: the rollout, environment by environment, (n_envs * n_steps, ...)
-        :param end: state after the rollout
-        :return: V_targ, (n_envs * n_steps, 1), in the units of the (normalized) return
+        :param rollout: the rollout, with SB3's value targets
+        :param gamma: γ
+        :return: V_targ, (n_envs, n_steps), in the units of the (normalized) return
         """
-        return rollout_buffer.returns
+        return rollout.arrays["targets"]
 
     def normalized_advantages(self, advantages: np.ndarray, device: th.device | str = "cpu") -> np.ndarray:
         """
@@ -305,30 +306,15 @@ class Objective(nn.Module):
         n_samples = advantages.size * n_processes()
         return (advantages - mean) / (std * (n_samples / (n_samples - self.degrees_of_freedom)) ** 0.5 + self.epsilon)
 
-    def extras(self, policy: PhasicActorCriticPolicy, rollout_buffer: RolloutBuffer, end: RolloutEnd) -> SampleData:
+    def extras(self, policy: PhasicActorCriticPolicy, rollout: Rollout) -> dict[str, Any]:
         """
-        Return further data of each sample for the losses of the policy phase.
+        Return further data of each sample, which the rollout gets, for ``policy_keys`` and ``aux_keys``.
 
         :param policy: policy before the update
-        :param rollout_buffer: the rollout, environment by environment, (n_envs * n_steps, ...)
-        :param end: state after the rollout
-        :return: arrays, (n_envs * n_steps, ...), environment by environment
+        :param rollout: the rollout
+        :return: arrays by name, (n_envs, n_steps, ...), or (n_envs, 1, ...) for data that an environment's part has once
         """
-        return SampleData()
-
-    def aux_data(self, rollout_buffer: RolloutBuffer, end: RolloutEnd) -> SampleData:
-        """
-        Return the arrays of a rollout that the auxiliary phase keeps for its losses.
-
-        :param rollout_buffer: the rollout, environment by environment, (n_envs * n_steps, ...)
-        :param end: state after the rollout
-        :return: arrays, (n_envs, n_steps, ...), or (n_envs, 1, ...) for data that a sequence has once
-        """
-        names = self.aux_data_class.__dataclass_fields__.keys() - SampleData.__dataclass_fields__.keys()
-        if self.value_clip is not None:
-            names |= {"values"}
-        arrays = {name: by_environment(rollout_buffer, getattr(rollout_buffer, name)) for name in names}
-        return self.aux_data_class(**arrays)
+        return {}
 
     def recorded(self, policy: PhasicActorCriticPolicy, inputs: tuple) -> th.Tensor:
         """
@@ -390,13 +376,4 @@ class Objective(nn.Module):
 
 def weights_of(batch: Any) -> th.Tensor | None:
     """Return the weights of a minibatch's samples in the losses, (B,); None if there are none."""
-    weights = SampleData.of(batch).weights
-    return None if weights is None else weights.flatten()
-
-
-def targets_of(batch: Any) -> th.Tensor:
-    """Return V_targ of a minibatch of either phase, (B,); for vector rewards those of each component, (B, K)."""
-    of_components = SampleData.of(batch).component_targets
-    if of_components is not None:
-        return of_components
-    return batch.value_targets if isinstance(batch, AuxiliaryBatch) else batch.returns
+    return getattr(batch, "weights", None)

@@ -1,10 +1,10 @@
 """Start PPG from recorded data: fit policy and value heads to it with the auxiliary phase's loop and optimizer."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch as th
@@ -13,7 +13,7 @@ from stable_baselines3.common.utils import configure_logger, obs_as_tensor, upda
 from sb3_ppg.arguments import check_values
 from sb3_ppg.arrays import map_arrays, n_samples
 from sb3_ppg.buffers.rollout_buffers import NormalizedRewardRolloutBuffer
-from sb3_ppg.buffers.rollouts import Observations
+from sb3_ppg.buffers.rollouts import Observations, Rollout, batches
 from sb3_ppg.distributed import n_processes
 from sb3_ppg.environments.watched import only_normalizer
 from sb3_ppg.errors import ArgumentError
@@ -24,15 +24,6 @@ from sb3_ppg.optim.value_units import change_value_units
 from sb3_ppg.policies import head_loss
 from sb3_ppg.prior import AT_ONCE, Prior
 from sb3_ppg.protocols import PhasicModel
-
-
-class Samples(NamedTuple):
-    """Recorded samples, as arrays or tensors."""
-
-    observations: Any  # as the policy takes them, (N, ...)
-    actions: Any  # as rollout buffers store them, (N, action dimensions)
-    value_targets: Any  # discounted returns, in the units of the (normalized) reward, (N,)
-    recorded: Any  # parameters of the distribution to clone, (N, P); (N, 0) if there is none
 
 
 def fit_to_data(model: PhasicModel, dataset: Any, agent: Any, n_epochs: int, batch_size: int, fit_std: bool) -> None:
@@ -62,13 +53,17 @@ def fit_to_data(model: PhasicModel, dataset: Any, agent: Any, n_epochs: int, bat
     log_std.requires_grad_(was_fitted and fit_std)
     try:
         for epoch in range(1, n_epochs + 1):
-            samples = Samples(data.observations, actions, _value_targets(model, data), recorded)
+            targets = _value_targets(model, data)
+            arrays = dict(observations=data.observations, actions=actions, targets=targets, recorded=recorded)
+            rollout = Rollout(map_arrays(lambda array: array[None], arrays))
+            order = np.random.permutation(len(data))  # of NumPy's global generator, as in SB3
+            parts = np.array_split(order, math.ceil(len(order) / batch_size))
             model.policy.set_training_mode(True)
             outcome = optimize_epoch(
                 "warm start",
                 [model.policy],
                 model.aux_optimizer,
-                _minibatches(samples, batch_size, model.device),
+                batches([rollout], parts, 1, model.device),
                 partial(_losses, model),
                 model.resolved_micro_batch_size(),
                 model.max_grad_norm,
@@ -83,7 +78,7 @@ def fit_to_data(model: PhasicModel, dataset: Any, agent: Any, n_epochs: int, bat
 
 def _check_model(model: PhasicModel) -> None:
     """Raise ``ArgumentError`` for a model that recorded data is not for."""
-    if model.context() or model.n_reward_components is not None or n_processes() > 1:
+    if model.input_keys or model.n_reward_components is not None or n_processes() > 1:
         raise ArgumentError("`warm_start` is for one process, scalar rewards, and algorithms without memory and masks")
     if isinstance(model.rollout_buffer, NormalizedRewardRolloutBuffer):
         raise ArgumentError("`warm_start` does not normalize rewards as NormalizedRewardRolloutBuffer does: use VecNormalize")
@@ -99,7 +94,7 @@ def _normalized(model: Any, data: Dataset) -> Dataset:
     return replace(data, observations=now, next_observations=following, rewards=rewards)
 
 
-def _losses(model: PhasicModel, batch: Samples) -> Losses:
+def _losses(model: PhasicModel, batch: Any) -> Losses:
     """
     Return the losses of the auxiliary phase, L^aux + β_clone L^clone + L^value, where L^clone is -E[log π(a|s)] of the data's
     actions or, with an agent's distribution, E[KL(π_agent, π)].
@@ -111,18 +106,11 @@ def _losses(model: PhasicModel, batch: Samples) -> Losses:
     else:
         actions = policy.actions.from_buffer(batch.actions)
         name, clone = "imitation_loss", -evaluation.distribution.log_prob(actions).mean()
-    unit, targets = policy.value_unit, batch.value_targets
+    unit, targets = policy.value_unit, batch.targets
     aux_value_loss = 0.5 * head_loss(policy.aux_value_net, evaluation.latent_pi, targets, unit)
     value_loss = 0.5 * head_loss(policy.value_net, evaluation.latent_vf, targets, unit)
     total = aux_value_loss + model.beta_clone * clone + value_loss
     return Losses(total, {name: clone, "aux_value_loss": aux_value_loss, "value_loss": value_loss})
-
-
-def _minibatches(samples: Samples, batch_size: int, device: th.device) -> Iterator[Samples]:
-    """Draw one epoch: all samples, shuffled by NumPy's global generator, as SB3 does."""
-    order = np.random.permutation(len(samples.actions))
-    for places in np.array_split(order, math.ceil(len(order) / batch_size)):
-        yield map_arrays(lambda array, places=places: th.as_tensor(array[places], device=device), samples)
 
 
 def _value_targets(model: PhasicModel, data: Dataset) -> np.ndarray:

@@ -16,9 +16,8 @@ from sb3_ppg import losses
 from sb3_ppg.actions import NestedActions, leaves, unvalidated_distributions
 from sb3_ppg.arrays import split
 from sb3_ppg.buffers.rollout_buffers import component_summary
-from sb3_ppg.buffers.rollouts import samples
+from sb3_ppg.buffers.rollouts import batches
 from sb3_ppg.distributed import average_over_processes, explained_variance
-from sb3_ppg.objectives import targets_of
 from sb3_ppg.optim.update import Update, mean_losses
 from sb3_ppg.protocols import PhasicModel
 
@@ -63,7 +62,7 @@ def log_policy_phase(model: PhasicModel, updates: list[Update]) -> None:
         return  # all rollouts are too new, or used up
     summary = {**(mean_losses(of_values[0].history) if of_values and of_values[0].history else {}), **mean_losses(history)}
     summary["loss"] = float(history[-1].losses["loss"][-1])
-    coefficients, policy, buffer = of_policy.coefficients, model.policy, model.rollout_buffer
+    coefficients, policy, rollout = of_policy.coefficients, model.policy, model.replay.rollouts[-1]
     has_policy, change = of_policy.kind == "policy", {}
     if has_policy:
         change["approx_kl"] = losses.approximate_kl(history[-1].log_ratio)
@@ -72,12 +71,13 @@ def log_policy_phase(model: PhasicModel, updates: list[Update]) -> None:
         change["clip_fraction"] = losses.clip_fraction(all_ratios, coefficients.clip_range)
     average_over_processes(list(change.values()))
     summary |= {name: value.item() for name, value in change.items()}
-    summary["explained_variance"] = explained_variance(buffer.values, buffer.returns, policy.device)
+    values, targets = (rollout.combined(rollout.arrays[name]) for name in ("old_values", "targets"))
+    summary["explained_variance"] = explained_variance(values, targets, policy.device)
     if hasattr(policy, "log_std"):
         summary["std"] = th.exp(policy.log_std).mean().item()
     scales = {name: getattr(coefficients, name) for name in ("clip_range", "clip_range_vf", "value_unit", "prior_coef")}
     summary |= {name: value for name, value in scales.items() if value is not None}
-    record_all(model, "train", {**summary, **component_summary(buffer, policy)})
+    record_all(model, "train", {**summary, **component_summary(rollout, policy)})
     model.logger.record("train/n_updates", model._n_updates, exclude="tensorboard")
     model.logger.record("train/compiled", int(model.compiled_training.is_enabled))
     if isinstance(policy.actions, NestedActions):
@@ -93,10 +93,11 @@ def leaf_summary(model: PhasicModel) -> dict[str, float]:
     "entropy/path", the mean of log π of its part of the actions and the mean of its entropy, or of an estimate, in nats.
     """
     stride = math.ceil(model.n_steps * model.n_envs / EVALUATED_SAMPLES)
-    some = samples(model.rollout_buffer, model.batch_size, lambda n: np.arange(0, n, stride))
+    rollout = model.replay.rollouts[-1].select(["observations", "actions", *model.input_keys])
+    length, parts = rollout.parts(model.batch_size, lambda n: np.arange(0, n, stride))
     columns = []
     model.policy.set_training_mode(False)
-    for part in _micro_batches(model, (batch for _, batch in some)):
+    for part in _micro_batches(model, batches([rollout], parts, length, model.device)):
         distribution: Any = model.policy.evaluate(*model.network_inputs(part), reads=("distribution",)).distribution
         columns.append(th.stack([distribution.leaf_log_probs(part.actions), distribution.leaf_entropies(part.actions)]))
     model.policy.set_training_mode(True)
@@ -118,9 +119,9 @@ def auxiliary_outcome(model: PhasicModel, n_sequences: int) -> dict[str, float]:
     kls, columns = [], []
     policy.set_training_mode(False)
     for part in _micro_batches(model, (batch for _, batch in buffer.batches(some, n_sequences))):
-        evaluation, value_targets = policy.evaluate_auxiliary(*model.network_inputs(part)), targets_of(part)
+        evaluation = policy.evaluate_auxiliary(*model.network_inputs(part))
         kls.append(model.objective.kl_to_recorded(policy, evaluation.distribution, part.recorded))
-        values = (value_targets, evaluation.values, evaluation.aux_values)
+        values = (part.targets, evaluation.values, evaluation.aux_values)
         columns.append(th.stack([one.reshape(len(one), -1) for one in values]))
     policy.set_training_mode(True)
     kl = th.cat(kls).mean()

@@ -4,7 +4,7 @@ import glob
 import json
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,10 @@ import numpy as np
 import torch as th
 from stable_baselines3.common.running_mean_std import RunningMeanStd
 
-from sb3_ppg.buffers.aux_buffer import StoredRollout
 from sb3_ppg.buffers.memory import check_room
-from sb3_ppg.buffers.replay import KINDS, Rollout
+from sb3_ppg.buffers.replay import KINDS
 from sb3_ppg.buffers.rollout_buffers import NormalizedRewardRolloutBuffer
+from sb3_ppg.buffers.rollouts import Rollout
 from sb3_ppg.distributed import rank_and_size
 from sb3_ppg.environments.watched import all_statistics
 from sb3_ppg.errors import ArgumentError, ModelFormatError, NonFiniteError, raised_as, warn
@@ -121,8 +121,8 @@ def _arrays(model: PhasicModel) -> dict[str, np.ndarray]:
     buffer, replay = model.aux_buffer, model.replay
     return _flat(
         {
-            "rollouts": {index: rollout._asdict() for index, rollout in enumerate(buffer.rollouts)},
-            "replay": {index: rollout.arrays() for index, rollout in enumerate(replay.rollouts[: replay.n_stored])},
+            "rollouts": {index: rollout.arrays for index, rollout in enumerate(buffer.rollouts)},
+            "replay": {index: rollout.arrays for index, rollout in enumerate(replay.rollouts[: replay.n_stored])},
             "normalize": {name: moments_of(rms) for name, rms in all_statistics(model.env).items()},
         }
     )
@@ -166,10 +166,10 @@ def load_training_state(model: PhasicModel, path: Path) -> None:
         elif same_processes:
             n_stored, _ = model.n_kept_rollouts()
             check_room(model, n_stored)
-            some = aux_buffer.stored(model.rollout_template().buffer, model.aux_data(model.rollout_end_template()))._asdict()
+            like, allowed = model.rollout_template(), model.allow_nonfinite_observations
+            kept = like.kept(name for name in model.aux_keys if name in like.arrays)
             for index in range(n_stored):  # one after the other: only a disk may have room for all
-                arrays = _read(archive, f"rollouts/{index}", some, model.allow_nonfinite_observations)
-                aux_buffer.keep(StoredRollout(**arrays))
+                aux_buffer.add(_read_rollout(archive, f"rollouts/{index}", kept, model.aux_keys, allowed))
             aux_buffer.progress = description["progress_of_rollouts"]
             replayed = _replayed(model, own, archive, description["replay_uses"])
             if aux_buffer.capacity is None and aux_buffer.n_new < len(aux_buffer):
@@ -203,11 +203,25 @@ def _replayed(model: PhasicModel, path: Path, archive: Any, uses: list[list[int]
             f"{path} has {len(uses)} rollouts that the policy phase is to learn from again, this model keeps "
             f"{model.replay.capacity}: use the `replay_kwargs` of its training"
         )
-    some = model.rollout_template()
-    likes = some.arrays()
-    rollouts = (_read(archive, f"replay/{index}", likes, model.allow_nonfinite_observations) for index in range(len(uses)))
-    of_kinds = (dict(zip(KINDS, numbers, strict=True)) for numbers in uses)
-    return list(map(some.with_arrays, rollouts, of_kinds))
+    like, allowed = model.rollout_template(), model.allow_nonfinite_observations
+    rollouts = [_read_rollout(archive, f"replay/{index}", like, like.arrays, allowed) for index in range(len(uses))]
+    for rollout, numbers in zip(rollouts, uses, strict=True):
+        rollout.uses.update(dict(zip(KINDS, numbers, strict=True)))
+    return rollouts
+
+
+def _read_rollout(archive: Any, name: str, like: Rollout, names: Iterable[str], allow_observations: bool) -> Rollout:
+    """
+    Read a rollout with the arrays of ``like``, and those with other ``names``, an objective's extras, whose sizes and types
+    nothing but the file knows.
+    """
+    arrays = _read(archive, name, like.arrays, allow_observations)
+    for one in set(names) - arrays.keys():
+        extra = archive[f"{name}/{one}"]
+        if extra.shape[:2] not in (like.shape, (like.shape[0], 1)) or not _is_finite(extra):
+            raise ValueError(f"{name}/{one} is not finite, or has another shape than the rollout")
+        arrays[one] = extra
+    return Rollout(arrays, like.states)
 
 
 def _read(archive: Any, name: str, like: Any, allow_observations: bool = False) -> Any:

@@ -13,10 +13,10 @@ from sb3_ppg.actions import by_leaf
 from sb3_ppg.arguments import FINITE, argument_value, check_value, number, require
 from sb3_ppg.arguments import check_arguments as check_each
 from sb3_ppg.buffers.rollout_buffers import RewardNormalizer
-from sb3_ppg.buffers.rollouts import has_usual_samples, is_recomputable, smallest_observations
+from sb3_ppg.buffers.rollouts import NAMES, RolloutEnd, has_own_samples, is_recomputable, smallest_observations
 from sb3_ppg.environments.watched import normalizers, only_normalizer
 from sb3_ppg.errors import ArgumentError, warn
-from sb3_ppg.objectives import Objective, SampleData
+from sb3_ppg.objectives import Objective
 from sb3_ppg.policies import PhasicActorCriticPolicy, VectorValueHead
 from sb3_ppg.policies.extractors import looks_at_the_batch
 from sb3_ppg.protocols import PhasicModel
@@ -112,8 +112,6 @@ def check_fine_tuning(model: PhasicModel) -> None:
             "a wrapper around VecNormalize changes the observations, which a prior sees as they were before: put it inside"
         )
         require(model, is_outermost, "prior", remedy)
-        remedy = "a prior adds data to minibatches, and this class draws them in its own way; use None"
-        require(model, has_usual_samples(model.rollout_buffer), "rollout_buffer_class", remedy)
     if model.n_value_warmup > 0:
         observations = obs_as_tensor(smallest_observations(model.rollout_buffer, 2), model.device)
         remedy = "the value function shares layers with the policy, which would change; use separate networks, or 0"
@@ -132,15 +130,13 @@ def value_loss_moves_policy(policy: PhasicActorCriticPolicy, observations: PyTor
 def check_objective(model: PhasicModel) -> None:
     """Refuse arguments that the objective cannot work with."""
     cls = type(model.objective)
-    remedy = (
-        f"{cls.__name__} adds data to minibatches, and this class draws them in its own way; use one without `get`, or "
-        "with `recomputable = True`, see docs/extending.md"
-    )
-    is_possible = cls.extras is Objective.extras or has_usual_samples(model.rollout_buffer)
-    require(model, is_possible, "rollout_buffer_class", remedy)
-    missing = cls.aux_data_class.__dataclass_fields__.keys() - {*SampleData.__dataclass_fields__, *dir(model.rollout_buffer)}
-    remedy = f"the rollout buffer has no array {min(missing, default='')!r}, a field of its `aux_data_class`; rename the field"
-    require(model, not missing or cls.aux_data is not Objective.aux_data, "objective", remedy)
+    remedy = "it overrides `get` or `_get_samples`, which nothing calls; use one without, see docs/extending.md"
+    require(model, not has_own_samples(model.rollout_buffer), "rollout_buffer_class", remedy)
+    of_end = (f"last_{name}" for name in RolloutEnd._fields)
+    known = {*(NAMES.get(name, name) for name in vars(model.rollout_buffer)), "prior", *of_end}
+    missing = sorted({*model.objective.policy_keys, *model.objective.aux_keys} - known)
+    remedy = f"a rollout has no array {missing[0] if missing else ''!r}, one of its `policy_keys` or `aux_keys`; rename it"
+    require(model, not missing or cls.extras is not Objective.extras, "objective", remedy)
     if cls.value_targets is not Objective.value_targets:
         remedy = f"{cls.__name__} has its own value targets, which are scalar and not recomputed; use "
         require(model, model.reward_weights is None, "reward_weights", f"{remedy}another objective, or None")
@@ -205,7 +201,7 @@ def check_replay(model: PhasicModel) -> None:
     """Refuse ``replay_kwargs`` whose rollouts the epochs cannot use, or whose advantages cannot be recomputed."""
     replay, buffer = model.replay, model.rollout_buffer
     remedy = (
-        f"{type(buffer).__name__} has its own way to compute advantages, or to draw minibatches, and does not set "
+        f"{type(buffer).__name__} has its own way to compute advantages, and does not set "
         "`recomputable = True`, see docs/extending.md; use "
     )
     is_possible = is_recomputable(buffer)

@@ -1,6 +1,5 @@
 """Collect a rollout: act, step the environments, bootstrap at time limits, compute advantages."""
 
-import copy
 import math
 from typing import Any
 
@@ -15,14 +14,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from sb3_ppg.actions import unvalidated_distributions
 from sb3_ppg.arguments import require
 from sb3_ppg.arrays import map_arrays
-from sb3_ppg.buffers.rollouts import (
-    Observations,
-    SeparatesBootstrap,
-    arrays_by_step,
-    is_recomputable,
-    order_by_environment,
-    samples,
-)
+from sb3_ppg.buffers.rollouts import Observations, Rollout, SeparatesBootstrap, batches, is_recomputable
 from sb3_ppg.distributed import n_processes
 from sb3_ppg.environments.watched import CheckedSteps
 from sb3_ppg.errors import ArgumentError, NonFiniteActionError, warn
@@ -156,12 +148,8 @@ def check_log_probs(model: PhasicModel, rollout_buffer: RolloutBuffer) -> None:
     """
     if not is_recomputable(rollout_buffer) or (model.use_sde and model.policy.squash_output):  # tanh is inverted inexactly
         return
-    last_step = copy.copy(rollout_buffer)
-    for name, array in arrays_by_step(rollout_buffer).items():
-        setattr(last_step, name, map_arrays(lambda one: one[-1:], array))
-    last_step.buffer_size = 1
-    order_by_environment(last_step)
-    ((_, batch),) = samples(last_step, model.n_envs, np.arange)
+    last_step = Rollout.of(rollout_buffer, steps=slice(-1, None))
+    (batch,) = batches([last_step], [np.arange(model.n_envs)], 1, model.device)
 
     def evaluate() -> th.Tensor:
         distribution = model.policy.evaluate(*model.network_inputs(batch), reads=("distribution",)).distribution

@@ -6,14 +6,11 @@ from typing import Any
 
 import numpy as np
 import torch as th
-from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.utils import obs_as_tensor
 
 from sb3_ppg.actions import unvalidated_distributions
-from sb3_ppg.arrays import split
-from sb3_ppg.buffers.replay import Kind, Rollout
-from sb3_ppg.buffers.rollout_buffers import VectorRewardBuffer, component_samples
-from sb3_ppg.buffers.rollouts import RolloutEnd, ordered_gae, samples
+from sb3_ppg.arrays import map_arrays, split
+from sb3_ppg.buffers.rollouts import Kind, Rollout, batches
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.objectives import objective_name
 from sb3_ppg.optim.value_units import change_value_units, set_value_units
@@ -23,28 +20,33 @@ from sb3_ppg.protocols import PhasicModel
 def prepare_rollouts(model: PhasicModel, kinds: Sequence[Kind]) -> None:
     """Compute what the epochs of an update need of the latest rollout, and of older ones that they use again."""
     objective, replay, latest = model.objective, model.replay, model.replay.rollouts[-1]
-    buffer, end = latest.buffer, latest.end  # the end is None for rollouts from elsewhere
-    if end is None and (objective.needs_rollout_end or replay.capacity > 1 or model.recompute_advantages):
+    is_end_known = "last_dones" in latest.arrays  # not for rollouts from elsewhere
+    if not is_end_known and (objective.needs_rollout_end or replay.capacity > 1 or model.recompute_advantages):
         raise ArgumentError(
             f"`objective`={objective_name(type(objective))!r}, `replay_kwargs` or `recompute_advantages` as they are need "
             f"the end of the rollout, which `{type(model).__name__}.collect_rollouts` has not stored: set "
             "`self.rollout_end` to a sb3_ppg.buffers.rollouts.RolloutEnd there"
         )
-    buffer.returns = objective.value_targets(buffer, end)
+    own = {*latest.arrays}
+    latest.arrays["targets"] = objective.value_targets(latest, model.gamma)
     if model.normalize_advantage:
-        buffer.advantages = objective.normalized_advantages(buffer.advantages, model.device)
+        latest.arrays["advantages"] = objective.normalized_advantages(latest.arrays["advantages"], model.device)
     model._n_rollouts += 1
     _update_value_units(model, latest)
     older = replay.older(kinds)
     for rollout in older:
-        recompute_advantages(model, rollout.buffer, rollout.end)
+        recompute_advantages(model, rollout)
     if replay.capacity > 1:
         model.logger.record("train/older_rollouts", len(older))
     objective.before_policy_phase(model.policy)
     for rollout in [*older, latest]:
-        extras = objective.extras(model.policy, rollout.buffer, rollout.end)
-        of_prior = {} if model.prior is None else {"prior": vars(rollout.buffer)["prior"]}
-        rollout.extras = {**component_samples(rollout.buffer), **of_prior, **extras.by_name()}
+        extras = objective.extras(model.policy, rollout)
+        if taken := extras.keys() & own:
+            raise ArgumentError(
+                f"`objective`={objective_name(type(objective))!r} has extras under names of the rollout's own arrays: rename "
+                f"{', '.join(sorted(taken))}"
+            )
+        rollout.arrays |= extras
 
 
 def _update_value_units(model: PhasicModel, latest: Rollout) -> None:
@@ -53,32 +55,34 @@ def _update_value_units(model: PhasicModel, latest: Rollout) -> None:
     if model.normalize_value_targets and model.n_aux_epochs > 0:
         n_averaged = model._n_rollouts if model.normalize_value_targets == "running" else model.n_policy_iterations
         weight = 1 / min(model._n_rollouts, n_averaged)  # at first all rollouts weigh the same
-        targets = component_samples(latest.buffer).get("component_targets", latest.buffer.returns)
-        change_value_units(model.policy, optimizers, targets, weight)
+        change_value_units(model.policy, optimizers, latest.arrays["targets"], weight)
     elif model.policy.value_unit != 1.0:
         set_value_units(model.policy, optimizers, 0.0, 1.0)
 
 
 @th.no_grad()
-def recompute_advantages(model: PhasicModel, buffer: RolloutBuffer, end: RolloutEnd) -> None:
+def recompute_advantages(model: PhasicModel, rollout: Rollout) -> None:
     """
     Recompute a rollout's advantages and value targets with the current value function. The values that were predicted when
     the rollout was collected stay, and so do the rewards, including the bootstrapped values at time limits.
     """
     batch_size = model.resolved_micro_batch_size() or max(model.batch_size, 1024)
     model.policy.set_training_mode(False)
-    parts = samples(buffer, batch_size, np.arange)
-    values = th.cat([model.policy.evaluate_values(*model.network_inputs(part)) for _, part in parts])
-    last_values = model.next_values(obs_as_tensor(end.observations, model.device), end.dones, memory=end.memory)
+    length, parts = rollout.parts(batch_size, np.arange)
+    inputs = rollout.select(["observations", *model.input_keys])
+    of_parts = batches([inputs], parts, length, model.device)
+    values = th.cat([model.policy.evaluate_values(*model.network_inputs(part)) for part in of_parts])
+    names = ("last_observations", "last_dones", "last_memory")
+    last = {name: map_arrays(lambda array: array[:, 0], rollout.arrays[name]) for name in names if name in rollout.arrays}
+    observations, dones, *memory = last.values()
+    last_values = model.next_values(obs_as_tensor(observations, model.device), dones, None, *memory)
     model.policy.set_training_mode(True)
-    current, last = values.cpu().numpy(), last_values.squeeze(1).cpu().numpy()
-    if isinstance(buffer, VectorRewardBuffer):
-        buffer.recompute(current, last, end.dones)
-    else:
-        buffer.advantages = ordered_gae(buffer, current, last, end.dones, buffer.gamma, buffer.gae_lambda)
-        buffer.returns = buffer.advantages + current.reshape(-1, 1)
+    n_envs, _, *components = rollout.arrays["old_values"].shape
+    current = values.cpu().numpy().reshape(rollout.arrays["old_values"].shape)
+    rollout.recompute(current, last_values.cpu().numpy().reshape(n_envs, *components), model.gamma, model.gae_lambda)
     if model.normalize_advantage:
-        buffer.advantages = model.objective.normalized_advantages(buffer.advantages, model.device)
+        advantages = model.objective.normalized_advantages(rollout.arrays["advantages"], model.device)
+        rollout.arrays["advantages"] = advantages
 
 
 # ---- the auxiliary phase ----

@@ -145,12 +145,10 @@ def _prepare(model: PhasicModel, total_timesteps: float, reset_num_timesteps: bo
             "This model was trained near a prior, which its files do not hold: call set_prior(agent), or, to go on without, "
             "set_prior(None)"
         )
-    if model.rollout_buffer.buffer_size != model.n_steps:  # which was changed by hand
+    if {model.rollout_buffer.buffer_size, len(model.rollout_buffer.rewards)} != {model.n_steps}:  # which was changed by hand
         model.rollout_buffer.buffer_size = model.n_steps
         model.rollout_buffer.reset()
-    stored = {rollout.value_targets.shape for rollout in model.aux_buffer.rollouts}
-    replayed = {(one.buffer.n_envs, one.buffer.buffer_size) for one in model.replay.rollouts}
-    if (stored | replayed) - {(model.n_envs, model.n_steps)}:
+    if {rollout.shape for rollout in (*model.aux_buffer.rollouts, *model.replay.rollouts)} - {(model.n_envs, model.n_steps)}:
         model._missing_rollouts = model.n_kept_rollouts()
         model.aux_buffer.reset()
         model.replay.rollouts = []

@@ -8,11 +8,11 @@ import pytest
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
-from stable_baselines3.common.utils import obs_as_tensor
 
+from sb3_ppg.arrays import map_arrays
 from sb3_ppg.buffers.aux_buffer import AuxBuffer
 from sb3_ppg.buffers.memory import total_memory
-from sb3_ppg.buffers.rollouts import n_bytes, order_by_environment
+from sb3_ppg.buffers.rollouts import Rollout, n_bytes
 
 N_STEPS, N_ENVS = 5, 3
 IMAGES = spaces.Box(0, 255, (1, 8, 8), np.uint8)
@@ -32,8 +32,14 @@ def fill(buffer: RolloutBuffer, rollout: int) -> RolloutBuffer:
         buffer.add(obs, zeros[:, None], place, zeros, th.zeros(N_ENVS), th.zeros(N_ENVS))
     buffer.compute_returns_and_advantage(th.zeros(N_ENVS), np.ones(N_ENVS))
     buffer.returns = buffer.rewards.copy()
-    order_by_environment(buffer)
     return buffer
+
+
+def kept(buffer: RolloutBuffer, **others: np.ndarray) -> Rollout:
+    """What an auxiliary buffer keeps of a full buffer."""
+    rollout = Rollout.of(buffer)
+    rollout.arrays |= others
+    return rollout.kept(["observations", "targets", *others])
 
 
 def make_rollout_buffer(space: spaces.Space = IMAGES, cls: type[RolloutBuffer] | None = None) -> RolloutBuffer:
@@ -45,7 +51,7 @@ def make_aux_buffer(space: spaces.Space = IMAGES, n_rollouts: int = 4, cls: type
     rollout_buffer, aux_buffer = make_rollout_buffer(space, cls), AuxBuffer()
     for rollout in range(n_rollouts):
         assert len(aux_buffer) == rollout
-        aux_buffer.add(fill(rollout_buffer, rollout))
+        aux_buffer.add(kept(fill(rollout_buffer, rollout)))
     assert aux_buffer.n_sequences == n_rollouts * N_ENVS
     return aux_buffer
 
@@ -73,10 +79,10 @@ def test_an_epoch_is_every_sequence_once_in_whole(space, n_sequences):
     record(aux_buffer)
     sequences = []
     minibatches = list(aux_buffer.minibatches(n_sequences))
-    sizes = [len(batch.value_targets) // N_STEPS for batch in minibatches]
+    sizes = [len(batch.targets) // N_STEPS for batch in minibatches]
     assert len(sizes) == -(-12 // n_sequences) and max(sizes) - min(sizes) <= 1
     for batch in minibatches:
-        image, places = pixels(batch), batch.value_targets  # of the same samples
+        image, places = pixels(batch), batch.targets  # of the same samples
         assert image.dtype == th.uint8 and th.equal(image.float(), places % 256)
         assert th.equal(batch.recorded, th.stack([places % 256, -(places % 256)], dim=1))
         assert space is IMAGES or th.equal(batch.observations["vector"][:, 0], places)
@@ -84,7 +90,7 @@ def test_an_epoch_is_every_sequence_once_in_whole(space, n_sequences):
     expected = [[100 * r + 10 * e + t for t in range(N_STEPS)] for r in range(4) for e in range(N_ENVS)]
     assert sorted(sequences) == expected != sequences  # shuffled over environments and rollouts, in each epoch anew
     (again,) = aux_buffer.minibatches(12)
-    assert sequences != again.value_targets.reshape(-1, N_STEPS).tolist()
+    assert sequences != again.targets.reshape(-1, N_STEPS).tolist()
 
 
 @pytest.mark.parametrize("space", [IMAGES, DICT], ids=["images", "dict"])
@@ -92,28 +98,29 @@ def test_an_epoch_is_every_sequence_once_in_whole(space, n_sequences):
 def test_single_samples_and_sequences_are_where_they_were(space, length):
     aux_buffer = make_aux_buffer(space, n_rollouts=3)
     aux_buffer.single_samples = length == 1
-    for rollout, context in enumerate(rollout.context for rollout in aux_buffer.rollouts):
-        context["env"] = 10 * rollout + np.arange(N_ENVS)[:, None]  # once for each environment
+    for rollout, arrays in enumerate(rollout.arrays for rollout in aux_buffer.rollouts):
+        arrays["env"] = 10 * rollout + np.arange(N_ENVS)[:, None]  # once for each environment
     order = np.random.default_rng(0).permutation(aux_buffer.n_sequences)
     for ids, batch in aux_buffer.batches(order, 7):
         rollout, env, part = np.unravel_index(ids, (3, N_ENVS, N_STEPS // length))
         first = 100 * rollout + 10 * env + part * length
         places = (first[:, None] + np.arange(length)).ravel()
         np.testing.assert_array_equal(pixels(batch), places % 256)
-        np.testing.assert_array_equal(batch.value_targets, places)
-        np.testing.assert_array_equal(batch.context["env"], 10 * rollout + env)
+        np.testing.assert_array_equal(batch.targets, places)
+        np.testing.assert_array_equal(batch.env, 10 * rollout + env)
 
 
 def test_rollouts_are_kept_by_reference_and_do_not_alias():
     rollout_buffer, aux_buffer = make_rollout_buffer(), AuxBuffer()
     for rollout in range(3):
-        aux_buffer.add(fill(rollout_buffer, rollout))
-        assert np.shares_memory(aux_buffer.rollouts[-1].observations, rollout_buffer.observations)
-        assert np.shares_memory(aux_buffer.rollouts[-1].value_targets, rollout_buffer.returns)
-        assert aux_buffer.rollouts[-1].observations.dtype == np.uint8
+        added = kept(fill(rollout_buffer, rollout))
+        aux_buffer.add(added)
+        assert aux_buffer.rollouts[-1].arrays["observations"] is added.arrays["observations"]
+        assert aux_buffer.rollouts[-1].arrays["targets"] is added.arrays["targets"]
+        assert aux_buffer.rollouts[-1].arrays["observations"].dtype == np.uint8
     rollout_buffer.reset()
     for rollout, place in zip(aux_buffer.rollouts, (12, 112, 212), strict=True):  # (env 1, step 2)
-        assert rollout.value_targets[1, 2] == rollout.observations[1, 2, 0, 0, 0] == place
+        assert rollout.arrays["targets"][1, 2] == rollout.arrays["observations"][1, 2, 0, 0, 0] == place
 
 
 class ReusingRolloutBuffer(RolloutBuffer):
@@ -129,31 +136,25 @@ class ReusingRolloutBuffer(RolloutBuffer):
             observations[:], returns[:] = 0, 0
             self.observations, self.returns = observations, returns
 
-    @staticmethod
-    def swap_and_flatten(arr: np.ndarray) -> np.ndarray:
-        # In place: the flattened array is the storage itself
-        flat = RolloutBuffer.swap_and_flatten(arr)
-        return np.copyto(arr.reshape(flat.shape), flat) or arr.reshape(flat.shape)
-
 
 def test_a_rollout_buffer_that_reuses_its_memory_is_copied():
-    aux_buffer, more = make_aux_buffer(cls=ReusingRolloutBuffer), np.zeros((N_ENVS, N_STEPS))
-    aux_buffer.add(fill(make_rollout_buffer(cls=ReusingRolloutBuffer), 4), dict(more=more))
-    assert not np.shares_memory(aux_buffer.rollouts[-1].context["more"], more)
-    assert [rollout.observations[0, 0, 0, 0, 0] for rollout in aux_buffer.rollouts] == [0, 100, 200, 300 % 256, 400 % 256]
-    assert [rollout.value_targets[2, 4] for rollout in aux_buffer.rollouts] == [24, 124, 224, 324, 424]
+    aux_buffer = make_aux_buffer(cls=ReusingRolloutBuffer)
+    aux_buffer.add(kept(fill(make_rollout_buffer(cls=ReusingRolloutBuffer), 4)))
+    first_pixels = [rollout.arrays["observations"][0, 0, 0, 0, 0] for rollout in aux_buffer.rollouts]
+    assert first_pixels == [0, 100, 200, 300 % 256, 400 % 256]
+    assert [rollout.arrays["targets"][2, 4] for rollout in aux_buffer.rollouts] == [24, 124, 224, 324, 424]
 
 
 def test_a_buffer_forgets_its_rollouts_after_a_phase_unless_it_has_a_capacity():
     for capacity, n_kept in ((None, 0), (3, 3)):
         aux_buffer, rollout_buffer = AuxBuffer(capacity=capacity), make_rollout_buffer()
         for rollout in range(5):
-            aux_buffer.add(fill(rollout_buffer, rollout), {"number": np.full((N_ENVS, 1), rollout)})
+            aux_buffer.add(kept(fill(rollout_buffer, rollout), number=np.full((N_ENVS, 1), rollout)))
         with aux_buffer.phase():
             record(aux_buffer)
-        assert [rollout.context["number"][0, 0] for rollout in aux_buffer.rollouts] == [2, 3, 4][:n_kept]
+        assert [rollout.arrays["number"][0, 0] for rollout in aux_buffer.rollouts] == [2, 3, 4][:n_kept]
         assert len(aux_buffer) == n_kept and aux_buffer.recorded is None and aux_buffer.n_new == 0
-        assert [rollout.value_targets[0, 0] for rollout in aux_buffer.rollouts] == [200, 300, 400][:n_kept]
+        assert [rollout.arrays["targets"][0, 0] for rollout in aux_buffer.rollouts] == [200, 300, 400][:n_kept]
         aux_buffer.reset()
         assert len(aux_buffer) == aux_buffer.n_sequences == 0
 
@@ -171,7 +172,7 @@ def epoch(aux_buffer: AuxBuffer) -> list[th.Tensor]:
     for batch in aux_buffer.minibatches(5):
         is_dictionary = isinstance(batch.observations, dict)
         tensors += [*batch.observations.values()] if is_dictionary else [batch.observations]
-        tensors += [batch.value_targets, batch.recorded]
+        tensors += [batch.targets, batch.recorded]
     return [tensor.cpu() for tensor in tensors]
 
 
@@ -180,13 +181,13 @@ def test_observations_that_are_on_the_device_give_the_same_minibatches(space):
     aux_buffer = make_aux_buffer(space)
     record(aux_buffer)
     expected = epoch(aux_buffer)
-    assert aux_buffer.observations_on_device is None  # the CPU
-    aux_buffer.observations_on_device = [obs_as_tensor(one.observations, "cpu") for one in aux_buffer.rollouts]
+    assert aux_buffer.on_device is None  # the CPU
+    aux_buffer.on_device = [Rollout(map_arrays(th.as_tensor, one.arrays)) for one in aux_buffer.rollouts]
     for ours, theirs in zip(epoch(aux_buffer), expected, strict=True):
         assert th.equal(ours, theirs) and ours.dtype == theirs.dtype
     with aux_buffer.phase():
         pass
-    assert aux_buffer.observations_on_device is None
+    assert aux_buffer.on_device is None
 
 
 @pytest.mark.skipif(not th.cuda.is_available(), reason="needs a GPU")
@@ -196,11 +197,11 @@ def test_minibatches_on_a_gpu_are_those_on_the_cpu(space, free, monkeypatch):
     """Observations go there for the phase if they take no more than half of its free memory."""
     on_cpu, on_gpu = make_aux_buffer(space), make_aux_buffer(space)
     on_gpu.device = th.device("cuda")
-    size = sum(n_bytes(rollout.observations) for rollout in on_gpu.rollouts)
+    size = sum(n_bytes(rollout.arrays) for rollout in on_gpu.rollouts)
     monkeypatch.setattr(th.cuda, "mem_get_info", lambda device: (int(free * size), 10**12))
     record(on_cpu)
     record(on_gpu)
-    assert (on_gpu.observations_on_device is None) == (free < 2)
+    assert (on_gpu.on_device is None) == (free < 2)
     assert all(th.equal(ours, theirs) for ours, theirs in zip(epoch(on_gpu), epoch(on_cpu), strict=True))
 
 

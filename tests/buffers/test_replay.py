@@ -8,6 +8,7 @@ from stable_baselines3.common.buffers import RolloutBuffer
 
 from sb3_ppg import PPG, ArgumentError, PhasicCallback
 from sb3_ppg.buffers.replay import RolloutReplay
+from sb3_ppg.buffers.rollouts import POLICY_KEYS, Rollout
 from sb3_ppg.family import PAPERS_VALUES, with_preset
 from sb3_ppg.training.preparing import recompute_advantages
 from tests.buffers.test_aux_buffer import DICT, IMAGES, N_ENVS, N_STEPS, ReusingRolloutBuffer, fill, make_rollout_buffer
@@ -18,14 +19,18 @@ def replay_of(n_collected: int, cls: type[RolloutBuffer] | None = None, space=IM
     """After so many rollouts, without an epoch."""
     replay, buffer = RolloutReplay(**kwargs), make_rollout_buffer(space, cls)
     for number in range(n_collected):
-        with replay.learning_from(fill(buffer, number), None):
+        with replay.learning_from(Rollout.of(fill(buffer, number))):
             pass
     return replay
 
 
 def numbers(rollouts) -> list[int]:
     """Numbers of rollouts: ``fill`` writes a hundred times the number into the first reward."""
-    return [int(rollout.buffer.rewards[0, 0]) // 100 for rollout in rollouts]
+    return [int(rollout.arrays["rewards"][0, 0]) // 100 for rollout in rollouts]
+
+
+def epoch(replay: RolloutReplay, kind, batch_size: int):
+    return replay.epoch(kind, batch_size, POLICY_KEYS, "cpu")
 
 
 def test_epochs_draw_from_the_last_rollouts():
@@ -47,27 +52,27 @@ def test_a_rollout_is_used_so_often_and_no_more():
     replay, buffer = RolloutReplay(policy_rollouts=4, policy_uses=3, value_uses=1), make_rollout_buffer()
     used = []
     for number in range(5):
-        with replay.learning_from(fill(buffer, number), None):
+        with replay.learning_from(Rollout.of(fill(buffer, number))):
             for _ in range(2):
                 used.append(numbers(replay.due("policy")))
-                for _ in replay.epoch("policy", 15):
+                for _ in epoch(replay, "policy", 15):
                     pass
     assert used == [[0], [0], [0, 1], [1], [1, 2], [2], [2, 3], [3], [3, 4], [4]]
     assert all(rollout.uses["value"] == 0 for rollout in replay.rollouts)
-    list(replay.epoch("value", 15))
+    list(epoch(replay, "value", 15))
     assert replay.due("value") == [] and numbers(replay.due("policy")) == [4]
 
 
 @pytest.mark.parametrize(("space", "cls"), [(IMAGES, None), (DICT, None), (IMAGES, ReusingRolloutBuffer)])
 def test_minibatches_have_equally_many_of_each_and_an_epoch_has_all(space, cls):
     replay = replay_of(4, cls, space, policy_rollouts=3)
-    batches = list(replay.epoch("policy", 10))  # 3 of each
-    assert [len(batch.returns) for batch in batches] == [9] * 5
-    assert [len(batch.returns) for batch in replay.epoch("policy", 16)] == [15] * 3
-    assert [len(batch.returns) for batch in replay.epoch("policy", 11)] == [9] * 5  # no small rest
+    batches = list(epoch(replay, "policy", 10))  # 3 of each
+    assert [len(batch.targets) for batch in batches] == [9] * 5
+    assert [len(batch.targets) for batch in epoch(replay, "policy", 16)] == [15] * 3
+    assert [len(batch.targets) for batch in epoch(replay, "policy", 11)] == [9] * 5  # no small rest
     for batch in batches:
-        assert [int((batch.returns // 100 == number).sum()) for number in (1, 2, 3)] == [3, 3, 3]
-    places = np.concatenate([batch.returns for batch in batches])
+        assert [int((batch.targets // 100 == number).sum()) for number in (1, 2, 3)] == [3, 3, 3]
+    places = np.concatenate([batch.targets for batch in batches])
     everything = [100 * r + 10 * env + step for r in (1, 2, 3) for env in range(N_ENVS) for step in range(N_STEPS)]
     assert sorted(places) == everything and list(places) != everything
     if space is DICT:
@@ -76,8 +81,6 @@ def test_minibatches_have_equally_many_of_each_and_an_epoch_has_all(space, cls):
 
 class WithMarks(RolloutBuffer):
     """Keeps a mark of each sample, which is its reward."""
-
-    new_arrays = True
 
     def reset(self):
         super().reset()
@@ -106,6 +109,11 @@ def flat(arrays: dict) -> dict[str, np.ndarray]:
     return found
 
 
+def unchanged(rollout: Rollout) -> dict:
+    """The arrays that are not recomputed."""
+    return {name: array for name, array in rollout.arrays.items() if name not in ("advantages", "targets")}
+
+
 @pytest.mark.parametrize("kind", ["own arrays", "LSTM"])
 def test_one_rollout_is_no_replay(kind):
     models = [make(kind, n_epochs=2, replay_kwargs=kwargs).learn(4 * 16) for kwargs in (None, dict(policy_rollouts=1))]
@@ -120,19 +128,19 @@ def test_older_rollouts_are_brought_up_to_date_before_an_update(kind, monkeypatc
 
     def watched(*args):
         for rollout in model.replay.due("policy")[:-1]:
-            before = {name: array.copy() for name, array in flat(rollout.arrays()).items()}
-            targets = rollout.buffer.returns.copy()
-            recompute_advantages(model, rollout.buffer, rollout.end)
-            np.testing.assert_allclose(rollout.buffer.returns, targets, rtol=1e-5, atol=1e-6)
-            assert all(np.array_equal(before[name], array) for name, array in flat(rollout.arrays()).items())
+            before = {name: array.copy() for name, array in flat(unchanged(rollout)).items()}
+            targets = rollout.arrays["targets"].copy()
+            recompute_advantages(model, rollout)
+            np.testing.assert_allclose(rollout.arrays["targets"], targets, rtol=1e-5, atol=1e-6)
+            assert all(np.array_equal(before[name], array) for name, array in flat(unchanged(rollout)).items())
             seen.append(rollout)
         return original(*args)
 
     monkeypatch.setattr(model.replay, "epoch", watched)
     model.learn(4 * 16)
     assert len(seen) == 1 + 2 + 2
-    first = model.replay.rollouts[0].buffer
-    assert not np.allclose(first.returns, first.values + first.advantages)  # V at collection is not V now
+    first = model.replay.rollouts[0].arrays
+    assert not np.allclose(first["targets"], first["old_values"] + first["advantages"])  # V at collection is not V now
 
 
 def test_without_learning_old_data_is_as_good_as_new():
@@ -150,7 +158,7 @@ def test_the_auxiliary_phase_has_the_rollouts_of_its_phase():
             collected.append(self.model.rollout_buffer.observations.swapaxes(0, 1).copy())
 
         def on_aux_phase_start(self) -> None:
-            phases.append([rollout.observations for rollout in self.model.aux_buffer.rollouts])
+            phases.append([rollout.arrays["observations"] for rollout in self.model.aux_buffer.rollouts])
 
     make(replay_kwargs=dict(policy_rollouts=3, staleness=1)).learn(8 * 16, callback=Watch())
     assert [len(phase) for phase in phases] == [4, 4]
@@ -198,16 +206,16 @@ def test_saved_and_read_again(kind, tmp_path):
     assert len(other.replay.rollouts) == 3
     for one, same in zip(model.replay.rollouts, other.replay.rollouts, strict=True):
         assert one.uses == same.uses
-        ours, theirs = flat(one.arrays()), flat(same.arrays())
-        assert ours.keys() == theirs.keys() and {"rewards", "episode_starts", "rollout_end.dones"} <= ours.keys()
+        ours, theirs = flat(one.arrays), flat(same.arrays)
+        assert ours.keys() == theirs.keys() and {"rewards", "episode_starts", "last_dones"} <= ours.keys()
         for name, array in ours.items():
             assert array.dtype == theirs[name].dtype
             np.testing.assert_array_equal(array, theirs[name])
         if kind == "own arrays":
             np.testing.assert_array_equal(theirs["marks"].ravel(), theirs["rewards"].ravel())
-    recompute_advantages(model, one.buffer, one.end)
-    recompute_advantages(other, same.buffer, same.end)
-    np.testing.assert_array_equal(one.buffer.advantages, same.buffer.advantages)
+    recompute_advantages(model, one)
+    recompute_advantages(other, same)
+    np.testing.assert_array_equal(one.arrays["advantages"], same.arrays["advantages"])
 
 
 def test_without_its_rollouts_a_model_goes_on_with_new_ones(tmp_path):
@@ -224,9 +232,9 @@ def test_without_its_rollouts_a_model_goes_on_with_new_ones(tmp_path):
 def test_replayed_rewards_are_normalised_once():
     """An older rollout keeps the rewards that it had when it was new."""
     model = make(replay_kwargs=dict(policy_rollouts=3), **normalized_rewards()).learn(3 * 16)
-    rewards = [rollout.buffer.rewards.copy() for rollout in model.replay.rollouts]
+    rewards = [rollout.arrays["rewards"].copy() for rollout in model.replay.rollouts]
     model.learn(16, reset_num_timesteps=False)
-    kept = [rollout.buffer.rewards for rollout in model.replay.rollouts]
+    kept = [rollout.arrays["rewards"] for rollout in model.replay.rollouts]
     assert len(kept) == 3
     assert all(np.array_equal(now, then) for now, then in zip(kept[:2], rewards[1:], strict=True))
 
@@ -245,7 +253,7 @@ def test_after_an_error_no_rollout_is_there_twice(phase, error, monkeypatch, tmp
     assert len(model.replay.rollouts) == (1 if phase == "policy" else 2)
     saved_and_loaded(model, tmp_path)
     model.learn(16, reset_num_timesteps=False)
-    observations = [rollout.buffer.observations for rollout in model.replay.rollouts]
+    observations = [rollout.arrays["observations"] for rollout in model.replay.rollouts]
     assert len(observations) == (2 if phase == "policy" else 3)
     assert not any(np.array_equal(one, other) for one, other in itertools.combinations(observations, 2))
 
@@ -259,12 +267,11 @@ def test_there_has_to_be_room(monkeypatch):
 def test_only_rollouts_that_epochs_use_are_brought_up_to_date():
     model = make(replay_kwargs=dict(policy_rollouts=4, policy_uses=1), normalize_advantage=False)
     assert learn_and_log(model, 5 * 16)["train/older_rollouts"] == 0
-    first = model.replay.rollouts[0].buffer
-    np.testing.assert_allclose(first.returns, first.values + first.advantages)  # V at collection
+    first = model.replay.rollouts[0].arrays
+    np.testing.assert_allclose(first["targets"], first["old_values"] + first["advantages"])  # V at collection
 
 
 def test_the_auxiliary_phase_has_the_latest_targets_as_without_a_replay():
     model = make(n_epochs=2, recompute_advantages=True, replay_kwargs=dict(policy_rollouts=2)).learn(3 * 16)
-    latest = model.replay.rollouts[-1].buffer.returns
-    np.testing.assert_array_equal(model.aux_buffer.rollouts[-1].value_targets.ravel(), latest.ravel())
-    assert model.rollout_buffer is not model.replay.rollouts[-1].buffer
+    latest = model.replay.rollouts[-1].arrays["targets"]
+    np.testing.assert_array_equal(model.aux_buffer.rollouts[-1].arrays["targets"], latest)

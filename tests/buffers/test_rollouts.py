@@ -13,8 +13,8 @@ from stable_baselines3.common.vec_env import VecNormalize
 
 from sb3_ppg import PPG, ArgumentError, NormalizedRewardRolloutBuffer, RecurrentPPG, RewardNormalizer, VectorRewards
 from sb3_ppg.buffers.rollout_buffers import SequenceRolloutBuffer
-from sb3_ppg.buffers.rollouts import by_environment, gae, has_new_arrays, is_recomputable, order_by_environment
-from sb3_ppg.objectives import Objective, SampleData
+from sb3_ppg.buffers.rollouts import gae, is_recomputable
+from sb3_ppg.objectives import Objective
 from sb3_ppg.training.preparing import recompute_advantages
 from tests.helpers import KINDS, SMALL, VectorRewardEnv, changed, collect, make_kind, names_of, normalized_rewards, random_envs
 
@@ -47,10 +47,10 @@ def test_with_the_network_that_collected_them_they_are_the_same(make):
     buffer = model.rollout_buffer
     advantages, returns = buffer.advantages.copy(), buffer.returns.copy()
     model.normalize_advantage = False
-    order_by_environment(buffer)
-    recompute_advantages(model, buffer, model.rollout_end)
-    np.testing.assert_allclose(buffer.advantages.reshape(2, 8).T, advantages, rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(buffer.returns.reshape(2, 8).T, returns, rtol=1e-4, atol=1e-5)
+    rollout = model.latest_rollout()
+    recompute_advantages(model, rollout)
+    np.testing.assert_allclose(rollout.arrays["advantages"].T, advantages, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(rollout.combined(rollout.arrays["targets"]).T, returns, rtol=1e-4, atol=1e-5)
 
 
 def test_what_changes_with_the_value_function():
@@ -62,9 +62,9 @@ def test_what_changes_with_the_value_function():
     before, starts = buffer.advantages.copy(), np.vstack([buffer.episode_starts[1:], model.rollout_end.dones])
     with th.no_grad():
         model.policy.value_net.bias.add_(1.0)
-    order_by_environment(buffer)
-    recompute_advantages(model, buffer, model.rollout_end)
-    np.testing.assert_allclose(buffer.advantages.reshape(2, 8).T - before, np.where(starts, -1.0, -0.1), atol=1e-5)
+    rollout = model.latest_rollout()
+    recompute_advantages(model, rollout)
+    np.testing.assert_allclose(rollout.arrays["advantages"].T - before, np.where(starts, -1.0, -0.1), atol=1e-5)
     assert starts.any() and not starts.all()
 
 
@@ -144,17 +144,22 @@ def test_the_buffer_that_a_page_shows_is_recomputed_and_replayed(algorithm, poli
     model = algorithm(policy, ones(), rollout_buffer_class=cls, **OF_BUFFERS, **REPLAY).learn(4 * 32)
     assert len(model.replay.rollouts) == 2
     for rollout in model.replay.rollouts:
-        buffer, end = rollout.buffer, rollout.end
         model.normalize_advantage = False
-        recompute_advantages(model, buffer, end)
-        arrays = (buffer.rewards, buffer.returns - buffer.advantages, buffer.episode_starts)
-        rewards, values, starts = (by_environment(buffer, array)[:, :, 0].T for array in arrays)
-        cut_off = np.vstack([starts[1:], end.dones]).astype(bool)
+        recompute_advantages(model, rollout)
+        arrays = rollout.arrays
+        rewards, values, starts = arrays["rewards"].T, (arrays["targets"] - arrays["advantages"]).T, arrays["episode_starts"].T
+        end = {name: arrays[f"last_{name}"][:, 0] for name in ("observations", "dones", "memory") if f"last_{name}" in arrays}
+        cut_off = np.vstack([starts[1:], end["dones"]]).astype(bool)
         np.testing.assert_allclose(rewards[~cut_off], np.log(2), rtol=1e-6)
         assert (rewards[cut_off] != np.float32(np.log(2))).all() and 0 < cut_off.sum() < cut_off.size
-        last_values = model.next_values(th.as_tensor(end.observations), end.dones, memory=end.memory).detach().numpy().ravel()
-        expected = gae(rewards, values, starts, last_values, end.dones, model.gamma, model.gae_lambda)
-        np.testing.assert_allclose(by_environment(buffer, buffer.advantages)[:, :, 0].T, expected, rtol=1e-4, atol=1e-5)
+        last = (
+            model.next_values(th.as_tensor(end["observations"]), end["dones"], memory=end.get("memory"))
+            .detach()
+            .numpy()
+            .ravel()
+        )
+        expected = gae(rewards, values, starts, last, end["dones"], model.gamma, model.gae_lambda)
+        np.testing.assert_allclose(arrays["advantages"].T, expected, rtol=1e-4, atol=1e-5)
 
 
 class Silent(RolloutBuffer):
@@ -172,17 +177,17 @@ class Reusing(RolloutBuffer):
         super().reset()
 
 
-CLASSES = {  # whether it is recomputable, and has new arrays
-    RolloutBuffer: (True, True),
-    MaskableRolloutBuffer: (True, True),
-    SequenceRolloutBuffer: (True, True),
-    NormalizedRewardRolloutBuffer: (True, True),
-    type("AddsOnly", (RolloutBuffer,), {"add": RolloutBuffer.add}): (True, True),
-    type("Mixed", (NormalizedRewardRolloutBuffer, SequenceRolloutBuffer), {}): (True, True),
-    Silent: (False, True),
-    Open: (True, True),
-    type("Denied", (Open,), {"recomputable": False}): (False, True),
-    Reusing: (True, False),
+CLASSES = {  # whether it is recomputable
+    RolloutBuffer: True,
+    MaskableRolloutBuffer: True,
+    SequenceRolloutBuffer: True,
+    NormalizedRewardRolloutBuffer: True,
+    type("AddsOnly", (RolloutBuffer,), {"add": RolloutBuffer.add}): True,
+    type("Mixed", (NormalizedRewardRolloutBuffer, SequenceRolloutBuffer), {}): True,
+    Silent: False,
+    Open: True,
+    type("Denied", (Open,), {"recomputable": False}): False,
+    Reusing: True,
 }
 
 
@@ -190,7 +195,7 @@ CLASSES = {  # whether it is recomputable, and has new arrays
 def test_a_class_is_trusted_with_what_it_says_of_the_methods_that_it_overrides(cls):
     kwargs = dict(reward_normalizer=RewardNormalizer()) if issubclass(cls, NormalizedRewardRolloutBuffer) else {}
     buffer = cls(2, spaces.Box(-1, 1, (1,)), spaces.Discrete(2), "cpu", **kwargs)
-    assert (is_recomputable(buffer), has_new_arrays(buffer)) == CLASSES[cls]
+    assert is_recomputable(buffer) == CLASSES[cls]
 
 
 class EveryOther(RolloutBuffer):
@@ -201,14 +206,15 @@ class EveryOther(RolloutBuffer):
 
 
 class Marking(Objective):
-    def extras(self, policy, rollout_buffer, end):
-        return SampleData(weights=np.zeros(rollout_buffer.buffer_size * rollout_buffer.n_envs))
+    policy_keys = ("weights",)
+
+    def extras(self, policy, rollout):
+        return {"weights": np.zeros(rollout.shape)}
 
 
-def test_a_way_of_its_own_is_refused_where_an_objective_adds_to_minibatches_or_advantages_are_recomputed():
-    """The former would draw from the buffer's samples, without ``get``."""
-    with pytest.raises(ArgumentError, match=r"`rollout_buffer_class`=.* cannot work: Marking adds data to minibatches"):
-        PPG("MlpPolicy", ones(), rollout_buffer_class=EveryOther, objective=Marking, **OF_BUFFERS)
+def test_a_way_of_its_own_is_refused_for_minibatches_and_where_advantages_are_recomputed():
+    with pytest.raises(ArgumentError, match=r"`rollout_buffer_class`=.* cannot work: it overrides `get` or `_get_samples`"):
+        PPG("MlpPolicy", ones(), rollout_buffer_class=EveryOther, **OF_BUFFERS)
     for name in ("recompute_advantages", "replay_kwargs"):
         kwargs = {name: REPLAY[name], "objective": "decoupled"}
         with pytest.raises(ArgumentError, match=f"`{name}`=.* cannot work: Silent has its own way to compute advantages"):

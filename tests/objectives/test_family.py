@@ -14,7 +14,6 @@ from stable_baselines3.common.torch_layers import FlattenExtractor
 from torch import nn
 
 from sb3_ppg import PPG, ArgumentError, ImpalaCNN, MaskablePPG, NonFiniteLossError, PhasicCallback, RecurrentPPG, hub
-from sb3_ppg.buffers.rollouts import by_environment
 from sb3_ppg.family import FAMILY, PAPER, with_preset, zoo_name_of
 from sb3_ppg.losses import Losses
 from sb3_ppg.objectives import OBJECTIVES, make_objective, objective_name
@@ -31,6 +30,7 @@ from tests.helpers import (
     StepsChanged,
     changed,
     collect,
+    first_batch,
     image_space,
     masked_envs,
     random_envs,
@@ -234,7 +234,7 @@ def test_with_fresh_data_the_decoupled_objective_is_the_papers():
     """Its losses and gradients, before the first step of an update, when the policy is the proximal one."""
     model = make("ppg", random_envs())
     collect(model)
-    batch = next(model.rollout_buffer.get(16))
+    batch = first_batch(model, 16)
     inputs, parameters = model.network_inputs(batch), list(model.policy.parameters())
     found = []
     for objective in [make_objective(name, model.policy, None) for name in ("ppg", "decoupled")]:
@@ -270,10 +270,10 @@ def watched_frames(order: nn.Module) -> list[tuple]:
     """Let IDAAC's objective note levels and episode steps of a rollout's frames, starts of episodes, and extras."""
     seen, extras = [], order.extras
 
-    def noted(policy, rollout_buffer, end):
+    def noted(policy, rollout):
         frames = [np.stack(one[-9:], axis=1) for one in (order.levels, order.episode_steps)]
-        starts = by_environment(rollout_buffer, rollout_buffer.episode_starts)[..., 0].copy()
-        seen.append((*frames, starts, extras(policy, rollout_buffer, end)))
+        starts = rollout.arrays["episode_starts"].copy()
+        seen.append((*frames, starts, extras(policy, rollout)))
         return seen[-1][-1]
 
     order.extras = noted
@@ -295,7 +295,7 @@ def test_frames_are_compared_with_frames_of_their_level(kind):
         assert (np.diff(levels)[same_episode] == 0).all()
         assert (levels < 0).all() if kind == "silent" else (levels >= 0).all() and len(np.unique(levels)) == 2
         flat = np.concatenate([levels[:, :-1].ravel(), levels[:, -1]])
-        np.testing.assert_array_equal(flat[found.other], levels[:, :-1].ravel())
+        np.testing.assert_array_equal(flat[found["other"]], levels[:, :-1])
     assert len({tuple(one[0].ravel()) for one in seen}) == 4
 
 

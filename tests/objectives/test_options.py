@@ -1,8 +1,6 @@
 """Options of the losses, off by default: weights, a clipped value loss, running statistics; objectives with mistakes."""
 
-from dataclasses import dataclass, replace
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,9 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from sb3_ppg import PPG, ArgumentError, PhasicCallback
-from sb3_ppg.buffers.aux_buffer import AuxiliaryBatch
-from sb3_ppg.buffers.rollouts import by_environment
-from sb3_ppg.objectives import Coefficients, DecoupledObjective, Losses, Objective, SampleData
+from sb3_ppg.objectives import Coefficients, DecoupledObjective, Losses, Objective
 from tests.helpers import SMALL, WITH_CONTEXT, make_kind, saved_and_loaded
 from tests.saving.small_models import same
 
@@ -27,17 +23,14 @@ every_kind = pytest.mark.parametrize("kind", WITH_CONTEXT)
 class Weighted(Objective):
     """Each sample weighs as much as the argument says, in both phases."""
 
+    policy_keys = aux_keys = ("weights",)
+
     def __init__(self, policy, weight: float):
         super().__init__(policy)
         self.weight = weight
 
-    def extras(self, policy, rollout_buffer, end):
-        n_samples = rollout_buffer.buffer_size * rollout_buffer.n_envs
-        return SampleData(weights=np.full(n_samples, self.weight, dtype=np.float32))
-
-    def aux_data(self, rollout_buffer, end):
-        sizes = (rollout_buffer.n_envs, rollout_buffer.buffer_size)
-        return replace(super().aux_data(rollout_buffer, end), weights=np.full(sizes, self.weight, dtype=np.float32))
+    def extras(self, policy, rollout):
+        return {"weights": np.full(rollout.shape, self.weight, dtype=np.float32)}
 
 
 WeightedDecoupled = type("WeightedDecoupled", (Weighted, DecoupledObjective), {})  # for data of older policies
@@ -61,22 +54,18 @@ def test_samples_that_weigh_one_teach_as_they_do_without_weights(kind):
     np.testing.assert_allclose(model.policy.parameters_to_vector(), other.policy.parameters_to_vector(), rtol=1e-4, atol=1e-5)
 
 
-@dataclass
-class Returns(SampleData):
-    returns: Any = None
-
-
 class Watching(Objective):
     """Takes each sample's return along, and compares it with what the minibatch has."""
 
     n_seen = 0
+    policy_keys = ("returns",)
 
-    def extras(self, policy, rollout_buffer, end):
-        return Returns(returns=by_environment(rollout_buffer, rollout_buffer.returns).reshape(-1))
+    def extras(self, policy, rollout):
+        return {"returns": rollout.arrays["targets"]}
 
     def value_error(self, policy, latent, batch, coefficients):
-        np.testing.assert_array_equal(Returns.of(batch).returns, batch.returns)
-        self.n_seen += len(batch.returns)
+        np.testing.assert_array_equal(batch.returns, batch.targets)
+        self.n_seen += len(batch.targets)
         return super().value_error(policy, latent, batch, coefficients)
 
 
@@ -88,14 +77,7 @@ def test_extras_belong_to_their_samples(kind, replay_kwargs):
     assert model.objective.n_seen == 2 * (3 if replay_kwargs is None else 5) * 16
 
 
-@dataclass
-class NamedLikeInputs(SampleData):
-    """Data with the names of the policies' own inputs."""
-
-    action_masks: Any = None
-    episode_starts: Any = None
-    goes_on: Any = None
-    lstm_states: Any = None
+NAMED_LIKE_INPUTS = ("action_masks", "episode_starts", "goes_on", "lstm_states")
 
 
 class KeepsZeros(Objective):
@@ -103,20 +85,26 @@ class KeepsZeros(Objective):
 
     n_seen = 0
 
-    def aux_data(self, rollout_buffer, end):
-        names = NamedLikeInputs.__dataclass_fields__.keys() - SampleData.__dataclass_fields__.keys()
-        return NamedLikeInputs(**dict.fromkeys(names, np.zeros((rollout_buffer.n_envs, rollout_buffer.buffer_size))))
+    def __init__(self, policy, prefix: str = ""):
+        super().__init__(policy)
+        self.aux_keys = tuple(prefix + name for name in NAMED_LIKE_INPUTS)
+
+    def extras(self, policy, rollout):
+        return dict.fromkeys(self.aux_keys, np.zeros(rollout.shape))
 
     def evaluated_losses(self, policy, evaluation, batch, coefficients):
-        kept = list(NamedLikeInputs.of(batch).by_name().values())
-        assert th.stack(kept).shape == (4, len(batch.value_targets)) and not th.stack(kept).any()
+        kept = [getattr(batch, name) for name in self.aux_keys]
+        assert th.stack(kept).shape == (4, len(batch.targets)) and not th.stack(kept).any()
         self.n_seen += 1
         return super().evaluated_losses(policy, evaluation, batch, coefficients)
 
 
 @every_kind
 def test_data_with_the_names_of_the_policys_inputs_do_not_replace_them(kind, tmp_path):
-    model, other = make_kind(kind, objective=KeepsZeros).learn(5 * 16), make_kind(kind).learn(5 * 16)
+    with pytest.raises(ArgumentError, match=r"has extras under names of the rollout's own arrays: rename .*episode_starts"):
+        make_kind(kind, objective=KeepsZeros).learn(16)
+    kwargs = dict(objective=KeepsZeros, objective_kwargs=dict(prefix="my_"))
+    model, other = make_kind(kind, **kwargs).learn(5 * 16), make_kind(kind).learn(5 * 16)
     assert model.objective.n_seen > 0 and model.n_aux_phases == 2
     np.testing.assert_array_equal(model.policy.parameters_to_vector(), other.policy.parameters_to_vector())
     assert same(model, saved_and_loaded(model, tmp_path))
@@ -127,27 +115,24 @@ def test_value_losses_are_clipped_against_the_values_at_collection():
     Worked numbers in units of 2: V 1, 2; V_old 0, 2; targets 2, 3. V_clip is .5, 2:
     errors 1, 1 and 2.25, 1, whose maxima are 2.25, 1.
     """
-    batch = SimpleNamespace(returns=th.tensor([4.0, 6.0]), old_values=th.tensor([0.0, 4.0]))
+    batch = SimpleNamespace(targets=th.tensor([4.0, 6.0]), old_values=th.tensor([0.0, 4.0]))
     policy = SimpleNamespace(value_net=nn.Identity())
     clipped = make_kind("vectors", objective_kwargs=dict(value_clip=0.5)).objective
     losses = clipped.value_error(policy, th.tensor([[2.0], [4.0]]), batch, COEFFICIENTS)
     assert losses.terms["value_loss"].item() == 1.625 and losses.total.item() == 0.5 * 1.625
-    kept = {"values": th.tensor([[0.0], [4.0]])}  # those of the auxiliary phase, too
-    arrays = dict(observations=th.zeros(2, 3), value_targets=th.tensor([4.0, 6.0]), recorded=th.zeros(2, 1))
-    batch = AuxiliaryBatch(context={"aux_data": kept}, **arrays)
     values = (nn.Identity(), th.tensor([[2.0], [4.0]]))
     assert clipped.head_error(*values, batch, 2.0).item() == 1.625
-    weighted = batch._replace(context={"aux_data": {**kept, "weights": th.tensor([0.0, 3.0])}})
-    assert clipped.head_error(*values, weighted, 2.0).item() == 3 * 1.0 / 2
+    batch.weights = th.tensor([0.0, 3.0])
+    assert clipped.head_error(*values, batch, 2.0).item() == 3 * 1.0 / 2
 
 
 @pytest.mark.parametrize(("kind", "objective"), [*zip(WITH_CONTEXT, ["ppg", "decoupled", "ewma"], strict=True)])
 def test_values_at_collection_come_along(kind, objective, tmp_path):
     model = make_kind(kind, objective=objective, objective_kwargs=dict(value_clip=0.1)).learn(3 * 16)
-    expected = by_environment(model.rollout_buffer, model.rollout_buffer.values)
-    assert expected.shape == (2, 8, 1)
+    expected = model.rollout_buffer.values.T
+    assert expected.shape == (2, 8)
     for one in (model, saved_and_loaded(model, tmp_path)):
-        np.testing.assert_array_equal(one.aux_buffer.rollouts[0].context["aux_data"]["values"], expected)
+        np.testing.assert_array_equal(one.aux_buffer.rollouts[0].arrays["old_values"], expected)
 
 
 @pytest.mark.parametrize("others", [{}, dict(target_kl=1e-9, n_epochs=4), dict(replay_kwargs=dict(staleness=2))])
@@ -202,20 +187,16 @@ def test_losses_are_scalar_tensors(wrong, micro_batch_size):
 
 
 @pytest.mark.parametrize("overrides", [False, True])
-def test_a_field_without_an_array_of_the_rollout_buffer_is_refused_when_the_model_is_made(overrides):
-    @dataclass
-    class Kept(SampleData):
-        reward: Any = None
-
+def test_a_key_without_an_array_is_refused_when_the_model_is_made(overrides):
     class Keeping(Objective):
-        aux_data_class = Kept
+        aux_keys = ("reward",)
 
     class Computing(Keeping):
-        def aux_data(self, rollout_buffer, end):
-            return Kept(reward=by_environment(rollout_buffer, rollout_buffer.rewards))
+        def extras(self, policy, rollout):
+            return {"reward": rollout.arrays["rewards"]}
 
     if overrides:
         assert PPG("MlpPolicy", "CartPole-v1", objective=Computing, **ONE_PHASE).learn(8).n_aux_phases == 1
     else:
-        with pytest.raises(ArgumentError, match=r"`objective`=.*Keeping.* no array 'reward', a field of its `aux_data_class`"):
+        with pytest.raises(ArgumentError, match=r"`objective`=.*Keeping.* no array 'reward', one of its .* or `aux_keys`"):
             PPG("MlpPolicy", "CartPole-v1", objective=Keeping, **ONE_PHASE)

@@ -1,6 +1,5 @@
 """DCPG, DDCPG, DAAC, IDAAC and DNA against the numbers of their authors' codes."""
 
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -8,7 +7,6 @@ import numpy as np
 import pytest
 import torch as th
 
-from sb3_ppg.objectives import SampleData
 from tests.golden import DoubleRolloutBuffer, GoldenTraining, arguments, settings
 
 # What they only report; logits of which the files have the probabilities too; their network, with ReLUs that work in place
@@ -181,10 +179,10 @@ def impose_pairs(training: GoldenTraining, rollout: int, monkeypatch) -> None:
     monkeypatch.setattr(objective, "draw_pairs", draw_golden_pairs)
     extras, check = partial(type(objective).extras, objective), training.check
 
-    def checked_extras(*args) -> SampleData:
+    def checked_extras(*args) -> dict[str, np.ndarray]:
         found = extras(*args)
-        check(found.other_is_earlier.reshape(training.n_envs, -1), f"{key}/pair_other_is_earlier")
-        return replace(found, other_is_earlier=found.other_is_earlier.astype(np.float64))
+        check(found["other_is_earlier"], f"{key}/pair_other_is_earlier")
+        return {**found, "other_is_earlier": found["other_is_earlier"].astype(np.float64)}
 
     monkeypatch.setattr(objective, "extras", checked_extras)
 

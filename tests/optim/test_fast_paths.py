@@ -9,7 +9,6 @@ import pytest
 import torch as th
 from gymnasium import spaces
 from sb3_contrib.common.wrappers import ActionMasker
-from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.callbacks import BaseCallback
 from torch import nn
 from torch.nn import functional as F
@@ -17,10 +16,20 @@ from torch.nn import functional as F
 from sb3_ppg import PPG, ImpalaCNN, MaskablePPG
 from sb3_ppg.actions import unvalidated_distributions
 from sb3_ppg.arrays import split
-from sb3_ppg.buffers.rollouts import minibatches
 from sb3_ppg.optim.compiled import tracing
 from sb3_ppg.training.preparing import record
-from tests.helpers import SMALL, VECTOR, RandomEnv, calls_of, collect, distributions_are_validated, losses_of, needs_compiler
+from tests.helpers import (
+    SMALL,
+    VECTOR,
+    RandomEnv,
+    calls_of,
+    collect,
+    distributions_are_validated,
+    epoch_of,
+    first_batch,
+    losses_of,
+    needs_compiler,
+)
 from tests.helpers import make_on_images as make
 
 
@@ -47,9 +56,9 @@ def gradients(model: PPG, micro_batch_size: int | None) -> dict[str, dict[str, t
     """Return the gradients of both phases' losses on the first minibatch."""
     model.policy.set_training_mode(True)
     parameters = dict(model.policy.named_parameters())
-    batch = next(model.rollout_buffer.get(model.batch_size))
+    batch = first_batch(model, model.batch_size)
     if not len(model.aux_buffer):
-        model.aux_buffer.add(model.rollout_buffer)
+        model.aux_buffer.add(model.latest_rollout().kept(model.aux_keys))
         record(model, 2)
         with th.no_grad():  # for the KL not to be zero
             for parameter in parameters.values():
@@ -97,30 +106,17 @@ def test_minibatches_are_sb3s(monkeypatch):
     """Gathered together or one by one: the same samples in the same order."""
     model = make(batch_size=10)  # 32 samples: 10, 10, 10, 2
     collect(model)
-    next(model.rollout_buffer.get(1))
     found = []
     for at_once in (1, 2 * 10 * 3 * 36 * 36, 2**22):  # one minibatch, two, all of them
         monkeypatch.setattr("sb3_ppg.buffers.rollouts.GATHERED_BYTES", at_once)
         np.random.seed(3)
-        found.append(list(minibatches(model.rollout_buffer, model.batch_size)))
+        found.append(list(epoch_of(model, model.batch_size)))
     np.random.seed(3)
     expected = list(model.rollout_buffer.get(10))
     for epoch in found:
         assert [len(minibatch.actions) for minibatch in epoch] == [10, 10, 10, 2]
         for ours, theirs in zip(epoch, expected, strict=True):
-            assert type(ours) is type(theirs) and all(th.equal(a, b) for a, b in zip(ours, theirs, strict=True))
-
-
-def test_rollout_buffers_of_the_users_own_are_asked_for_each_minibatch():
-    sizes = []
-
-    class Own(RolloutBuffer):
-        def get(self, batch_size=None):
-            sizes.append(batch_size)
-            return super().get(batch_size)
-
-    make(rollout_buffer_class=Own, batch_size=8, n_aux_epochs=0).learn(32)
-    assert set(sizes) == {8}
+            assert all(th.equal(a, b) for a, b in zip(ours, theirs, strict=True))
 
 
 def test_bfloat16_gradients_point_where_float32s_do():
@@ -151,7 +147,7 @@ def test_bfloat16_is_for_the_features_alone(architecture):
         tensors += [state[name] for state in optimizer.state.values() for name in ("exp_avg", "exp_avg_sq")]
     assert {tensor.dtype for tensor in tensors} == {th.float32}
     collect(model)
-    losses = losses_of("joint_losses", model, next(model.rollout_buffer.get(16)))
+    losses = losses_of("joint_losses", model, first_batch(model, 16))
     assert {value.dtype for value in (losses.total, *losses.terms.values())} == {th.float32}
 
 

@@ -177,7 +177,7 @@ NOT_FINITE = {
     "weight": lambda model: next(model.policy.parameters()).data[0].fill_(np.nan),
     "moment": lambda model: next(iter(model.policy.optimizer.state.values()))["exp_avg"].fill_(np.inf),
     "statistic": lambda model: model.get_vec_normalize_env().obs_rms.var.fill(np.nan),
-    "stored sample": lambda model: model.aux_buffer.rollouts[0].observations[0, 3].fill(np.inf),
+    "stored sample": lambda model: model.aux_buffer.rollouts[0].arrays["observations"][0, 3].fill(np.inf),
 }
 
 
@@ -248,10 +248,11 @@ def test_observations_on_a_disk_come_back_to_the_disk(tmp_path):
     loaded.load_aux_buffer(aux_buffer_path(checkpoint))
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    rollout = model.aux_buffer.rollouts[0].observations.nbytes
+    rollout = model.aux_buffer.rollouts[0].arrays["observations"].nbytes
     assert peak < 5 * rollout
     for ours, theirs in zip(loaded.aux_buffer.rollouts, model.aux_buffer.rollouts, strict=True):
-        assert isinstance(ours.observations.base, np.memmap) and np.array_equal(ours.observations, theirs.observations)
+        mine, other = (one.arrays["observations"] for one in (ours, theirs))
+        assert isinstance(mine.base, np.memmap) and np.array_equal(mine, other)
     loaded.learn(8 * 5, reset_num_timesteps=False)
     assert loaded.n_aux_phases == 1
     assert not list((tmp_path / "disk").iterdir())

@@ -24,7 +24,7 @@ def test_damaged_files_are_refused(tmp_path):
     """Truncated anywhere, a byte flipped anywhere: an error that names the file, and the model is as before."""
     model, path = saved(tmp_path)
     content = path.read_bytes()
-    before = [one.value_targets.copy() for one in model.aux_buffer.rollouts]
+    before = [one.arrays["targets"].copy() for one in model.aux_buffer.rollouts]
     damaged = tmp_path / "damaged.npz"
     with zipfile.ZipFile(path) as file:  # the arrays' own bytes; the zip's padding is nobody's
         spans = [(info.header_offset + 30 + len(info.filename) + 20, info.file_size) for info in file.infolist()]
@@ -35,7 +35,7 @@ def test_damaged_files_are_refused(tmp_path):
         damaged.write_bytes(one)
         with pytest.raises(ModelFormatError, match=r"damaged.npz"):
             model.load_aux_buffer(damaged)
-    np.testing.assert_equal([one.value_targets for one in model.aux_buffer.rollouts], before)
+    np.testing.assert_equal([one.arrays["targets"] for one in model.aux_buffer.rollouts], before)
     model.load_aux_buffer(path)
 
 
@@ -48,9 +48,9 @@ def with_one_more_number(text: np.ndarray) -> np.ndarray:
     "name, change, message",
     [
         ("normalize/0/obs_rms/mean", lambda mean: mean * np.nan, "normalize/0/obs_rms/mean has a number that is not finite"),
-        ("rollouts/1/value_targets", lambda targets: targets + np.inf, "value_targets has a number that is not finite"),
+        ("rollouts/1/targets", lambda targets: targets + np.inf, "targets has a number that is not finite"),
         ("rollouts/1/observations", lambda array: array[..., :3], r"float32 \(1, 8, 3\), not float32 \(1, 8, 4\)"),
-        ("rollouts/0/value_targets", lambda targets: targets.astype(float), r"float64 \(1, 8\), not float32"),
+        ("rollouts/0/targets", lambda targets: targets.astype(float), r"float64 \(1, 8\), not float32"),
         ("description", lambda text: text[:1], "is damaged"),
         ("description", with_one_more_number, "is damaged"),
     ],
