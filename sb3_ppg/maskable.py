@@ -38,6 +38,7 @@ class MaskablePhasicActorCriticPolicy(PhasicActorCriticPolicy):
     """
 
     algorithm = "MaskablePPG"
+    input_keys = ("action_masks",)
 
     def make_action_distribution(self) -> Distribution:
         if self.distribution_class is None and not isinstance(self.action_space, NESTED):
@@ -71,6 +72,9 @@ class MaskablePhasicActorCriticPolicy(PhasicActorCriticPolicy):
         if evaluation.distribution is not None:
             evaluation.distribution.apply_masking(action_masks)  # type: ignore[attr-defined]
         return evaluation
+
+    def network_inputs(self, batch: Any) -> tuple:
+        return batch.observations, batch.action_masks
 
 
 class MaskablePhasicActorCriticCnnPolicy(PhasicActorCriticCnnPolicy, MaskablePhasicActorCriticPolicy):
@@ -106,7 +110,6 @@ class MaskablePPG(PPG):
         "CnnPolicy": MaskablePhasicActorCriticCnnPolicy,
         "MultiInputPolicy": MaskableMultiInputPhasicActorCriticPolicy,
     }
-    input_keys = ("action_masks",)
     rollout_buffer_classes = (MaskableRolloutBuffer, MaskableDictRolloutBuffer)
     action_spaces = (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary, *NESTED)
     policy: MaskablePhasicActorCriticPolicy
@@ -189,6 +192,3 @@ class MaskablePPG(PPG):
         rollout = super().latest_rollout()
         rollout.arrays["action_masks"] = rollout.arrays["action_masks"].astype(bool)
         return rollout
-
-    def network_inputs(self, batch: Any) -> tuple:
-        return batch.observations, batch.action_masks

@@ -83,8 +83,6 @@ class PhasicAlgorithm(OnPolicyAlgorithm):
         spaces.MultiBinary,
         *NESTED,
     )
-    input_keys: ClassVar[tuple[str, ...]] = ()  # names of a rollout's arrays that `network_inputs` needs beside observations
-    has_memory: ClassVar[bool] = False  # whether the policy needs earlier samples of an episode to evaluate one
     policy: PhasicActorCriticPolicy
     value_optimizer: th.optim.Optimizer
     aux_optimizer: th.optim.Optimizer
@@ -337,7 +335,7 @@ class PhasicAlgorithm(OnPolicyAlgorithm):
         :return: number of samples in an auxiliary minibatch: by default a sixteenth of a rollout (with memory, of a phase,
             because samples of a sequence are similar), but at least ``batch_size``
         """
-        n_samples = self.aux_buffer.n_samples if self.has_memory else self.n_steps * self.n_envs
+        n_samples = self.aux_buffer.n_samples if self.policy.has_memory else self.n_steps * self.n_envs
         return self.aux_batch_size or max(math.ceil(n_samples / 16), self.batch_size)
 
     def resolved_micro_batch_size(self) -> int | None:
@@ -397,13 +395,6 @@ class PhasicAlgorithm(OnPolicyAlgorithm):
         """
         return None
 
-    def network_inputs(self, batch: Any) -> tuple:
-        """
-        :param batch: samples of a rollout, or of the auxiliary phase
-        :return: arguments of the policy's ``evaluate``: the observations, (B, ...), and any other inputs of its networks
-        """
-        return (batch.observations,)
-
     # ---- rollouts ----
 
     def latest_rollout(self) -> Rollout:
@@ -414,12 +405,12 @@ class PhasicAlgorithm(OnPolicyAlgorithm):
     def policy_keys(self) -> tuple[str, ...]:
         """Names of a rollout's arrays that minibatches of the policy phase have."""
         of_prior = () if self.prior is None else ("prior",)
-        return (*POLICY_KEYS, *self.input_keys, *of_prior, *self.objective.policy_keys)
+        return (*POLICY_KEYS, *self.policy.input_keys, *of_prior, *self.objective.policy_keys)
 
     @property
     def aux_keys(self) -> tuple[str, ...]:
         """Names of a rollout's arrays that the auxiliary phase keeps."""
-        return ("observations", "targets", *self.input_keys, *self.objective.aux_keys)
+        return ("observations", "targets", *self.policy.input_keys, *self.objective.aux_keys)
 
     def rollout_template(self) -> Rollout:
         """Return a rollout with the shapes and types of collected ones, without the objective's extras."""

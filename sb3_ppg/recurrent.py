@@ -61,8 +61,6 @@ class RecurrentPPG(PPG):
         "MultiInputLstmPolicy": RecurrentMultiInputPhasicActorCriticPolicy,
     }
     rollout_buffer_classes = (SequenceRolloutBuffer, SequenceDictRolloutBuffer)
-    has_memory = True
-    input_keys = ("lstm_states", "episode_starts")
     policy: RecurrentPhasicActorCriticPolicy
     rollout_buffer: SequenceRolloutBuffer
     _last_lstm_states: RNNStates  # before the next step
@@ -153,7 +151,9 @@ class RecurrentPPG(PPG):
         for rollout, following in zip_longest(rollouts, rollouts[1:]):
             parts = np.split(np.arange(self.n_envs), self.n_envs // n_sequences)
             of_parts = batches([rollout], parts, self.n_steps, self.device)
-            states = [pack_states(self.policy.states_after(*self.network_inputs(batch))).cpu().numpy() for batch in of_parts]
+            states = [
+                pack_states(self.policy.states_after(*self.policy.network_inputs(batch))).cpu().numpy() for batch in of_parts
+            ]
             last = np.concatenate(states)
             if following is not None and following.arrays["goes_on"].all():
                 following.arrays["lstm_states"][:] = last[:, None]
@@ -184,9 +184,6 @@ class RecurrentPPG(PPG):
             states = tuple(state[:, [env]] for state in states)
         starts = th.as_tensor(episode_starts, dtype=th.float32, device=self.device)
         return self.policy.predict_values(observations, states, starts)
-
-    def network_inputs(self, batch: Any) -> tuple:
-        return batch.observations, unpack_states(batch.lstm_states), batch.episode_starts
 
     @property
     def aux_keys(self) -> tuple[str, ...]:

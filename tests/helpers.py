@@ -302,7 +302,7 @@ def auxiliary_batch_sizes(model: PPG, total_timesteps: int) -> list[int]:
     """Train, and return the number of samples of each forward pass of the auxiliary losses."""
     calls = calls_of(model.objective, "auxiliary_losses")
     model.learn(total_timesteps)
-    return [len(batch.targets) for (_, _, batch, _), _ in calls]
+    return [len(batch.targets) for (_, batch, _), _ in calls]
 
 
 def untrained(model: PPG, n_rollouts: int) -> set[str]:
@@ -347,7 +347,7 @@ def distributions_are_validated() -> bool:
 def losses_of(name: str, model: PPG, batch: Any, **coefficients: float | None) -> Losses:
     """Return the losses that this method of a model's objective computes from a minibatch of either buffer."""
     losses = getattr(model.objective, name)
-    return losses(model.policy, model.network_inputs(batch), batch, model.coefficients()._replace(**coefficients))
+    return losses(model.policy, batch, model.coefficients()._replace(**coefficients))
 
 
 def run(*arguments: str, cwd: Path | None = None, fails: bool = False, **environment: str) -> str:

@@ -192,7 +192,7 @@ def test_train_and_eval_mode():
     counted = norm.num_batches_tracked.item()
     assert counted == 1  # one minibatch
     modes, recorded = [], model.objective.recorded
-    model.objective.recorded = lambda policy, inputs: modes.append(policy.training) or recorded(policy, inputs)
+    model.objective.recorded = lambda policy, batch: modes.append(policy.training) or recorded(policy, batch)
     model.learn(32, reset_num_timesteps=False)
     assert modes and not any(modes)
     assert norm.num_batches_tracked.item() > counted

@@ -81,7 +81,7 @@ def assert_acts_as(model: PPG, program: Callable[..., list[np.ndarray]]) -> None
     leaf_spaces = [leaf.space for leaf in leaves(model.action_space)]
     for n in (1, 5):
         memory: dict = {}
-        if model.has_memory:
+        if model.policy.has_memory:
             lstm, states, rng = model.policy.lstm_actor, None, np.random.default_rng(0)
             memory = dict.fromkeys(("hidden", "cell"), np.zeros((lstm.num_layers, n, lstm.hidden_size), np.float32))
         for step in range(5 if memory else 1):

@@ -95,7 +95,7 @@ def test_both_phases_know_the_masks_of_their_samples(actions):
     acts = calls_of(model, "step_inputs")
     collect(model)
     for batch in epoch_of(model, 8):
-        observations, masks = model.network_inputs(batch)
+        observations, masks = model.policy.network_inputs(batch)
         actions_taken = model.policy.actions.from_buffer(batch.actions)
         _, log_prob, _ = model.policy.evaluate_actions(observations, actions_taken, masks)
         th.testing.assert_close(log_prob, batch.old_log_prob, rtol=0, atol=1e-6)

@@ -106,7 +106,7 @@ def test_sequences_start_from_what_was_remembered(mode):
     batches = [batch for batch_size in (2, 8, 16) for batch in epoch_of(model, batch_size)]
     assert [len(batch.actions) for batch in batches] == [2] * 8 + [8] * 2 + [16]
     for batch in batches:
-        observations, *memory = inputs = model.network_inputs(batch)
+        observations, *memory = inputs = model.policy.network_inputs(batch)
         actions = model.policy.actions.from_buffer(batch.actions)
         values, log_prob, _ = model.policy.evaluate_actions(observations, actions, *memory)
         th.testing.assert_close(log_prob, batch.old_log_prob, rtol=0, atol=1e-6)
@@ -267,11 +267,11 @@ def test_where_the_value_functions_gradient_goes(kwargs, policy_phase, auxiliary
         (gradient,) = th.autograd.grad(values.sum(), [weight], allow_unused=True, retain_graph=True)
         return gradient is not None and bool(gradient.abs().sum() > 0)
 
-    observations, *memory = inputs = model.network_inputs(batch)
+    observations, *memory = inputs = model.policy.network_inputs(batch)
     actions = model.policy.actions.from_buffer(batch.actions)
     assert reaches(model.policy.evaluate_actions(observations, actions, *memory)[0]) == policy_phase
     assert reaches(model.policy.evaluate_values(*inputs)) == policy_phase
-    evaluation = model.policy.evaluate_auxiliary(*model.network_inputs(aux_batch))
+    evaluation = model.policy.evaluate_auxiliary(*model.policy.network_inputs(aux_batch))
     assert reaches(evaluation.values) == auxiliary_phase
     assert reaches(evaluation.aux_values)
 

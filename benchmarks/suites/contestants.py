@@ -52,9 +52,9 @@ TASKS = [
 class PerMinibatch(Objective):
     """The paper's objective, with advantages that are normalised again in each minibatch, as PPO's are."""
 
-    def surrogate(self, policy: Any, inputs: tuple, batch: Any, *args: Any, **kwargs: Any) -> Losses:
+    def surrogate(self, policy: Any, batch: Any, *args: Any, **kwargs: Any) -> Losses:
         advantages = (batch.advantages - batch.advantages.mean()) / (batch.advantages.std() + 1e-8)
-        return super().surrogate(policy, inputs, batch._replace(advantages=advantages), *args, **kwargs)
+        return super().surrogate(policy, batch._replace(advantages=advantages), *args, **kwargs)
 
 
 class AdvantagesPerMinibatch(PPG):

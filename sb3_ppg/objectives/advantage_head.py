@@ -68,10 +68,10 @@ class AdvantageHeadObjective(Objective):
         self.n_rollouts.add_(1)
         return n_value_epochs if is_due else 0
 
-    def policy_losses(self, policy: PhasicActorCriticPolicy, inputs: tuple, batch: Any, coefficients: Coefficients) -> Losses:
-        distribution, latent, _, _ = policy.evaluate(*inputs, reads=("distribution", "latent_pi"))
+    def policy_losses(self, policy: PhasicActorCriticPolicy, batch: Any, coefficients: Coefficients) -> Losses:
+        distribution, latent, _, _ = policy.evaluate_batch(batch, reads=("distribution", "latent_pi"))
         actions = policy.actions.from_buffer(batch.actions)
-        surrogate = self.surrogate(policy, inputs, batch, distribution, coefficients)
+        surrogate = self.surrogate(policy, batch, distribution, coefficients)
         of_actions = policy.actions.features(actions).to(latent.dtype)
         predicted = self.advantage_head(th.cat([latent, of_actions], dim=1)).flatten()
         error = F.mse_loss(predicted, batch.advantages)
@@ -138,7 +138,7 @@ class OrderObjective(AdvantageHeadObjective):
 
     def check(self, model: PhasicModel) -> None:
         super().check(model)
-        if model.has_memory:
+        if model.policy.has_memory:
             raise ArgumentError(f"{type(self).__name__} cannot work with LSTMs: it compares single frames")
         require(model, model.replay.capacity == 1, "replay_kwargs", "the levels of older frames are forgotten; use None")
 
@@ -204,11 +204,9 @@ class OrderObjective(AdvantageHeadObjective):
         places = (np.random.random(len(levels)) * counts[level]).astype(np.int64)
         return by_level[starts[level] + places]
 
-    def adversary_losses(
-        self, policy: PhasicActorCriticPolicy, inputs: tuple, batch: Any, coefficients: Coefficients
-    ) -> Losses:
+    def adversary_losses(self, policy: PhasicActorCriticPolicy, batch: Any, coefficients: Coefficients) -> Losses:
         with th.no_grad():
-            latent = policy.evaluate(inputs[0], reads=("latent_pi",)).latent_pi
+            latent = policy.evaluate(batch.observations, reads=("latent_pi",)).latent_pi
             pair = self._pair_latent(policy, batch)
         return Losses(_order_loss(self.classifier(th.cat([latent, pair], dim=1)), batch.other_is_earlier), {})
 

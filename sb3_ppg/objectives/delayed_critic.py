@@ -100,7 +100,7 @@ class DynamicsObjective(DelayedCriticObjective):
     def check(self, model: PhasicModel) -> None:
         super().check(model)
         name = type(self).__name__
-        if model.has_memory:
+        if model.policy.has_memory:
             raise ArgumentError(f"{name} cannot work with LSTMs: it evaluates the frame after a sequence alone")
         if looks_at_the_batch(model.policy):
             raise ArgumentError(

@@ -76,9 +76,9 @@ class DistillationObjective(Objective):
     def is_due(self, n_samples: int) -> bool:
         return n_samples > self.delay
 
-    def recorded(self, policy: PhasicActorCriticPolicy, inputs: tuple) -> th.Tensor:
+    def recorded(self, policy: PhasicActorCriticPolicy, batch: Any) -> th.Tensor:
         """Return V(s) of the value network after its epochs, raw logits if constrained, and the parameters of π_old(.|s)."""
-        distribution, latent_pi, latent_vf, _ = policy.evaluate(*inputs)
+        distribution, latent_pi, latent_vf, _ = policy.evaluate_batch(batch)
         logits = [policy.action_net(latent_pi)] if self.constraint == "logits" else []
         return th.cat([policy.value_net(latent_vf), *logits, policy.actions.parameters(distribution)], dim=1)
 
@@ -86,10 +86,8 @@ class DistillationObjective(Objective):
         n_parameters = policy.actions.parameters(distribution).shape[1]
         return policy.actions.kl_divergence(distribution, recorded[:, -n_parameters:], self.constraint == "reverse_kl")
 
-    def auxiliary_losses(
-        self, policy: PhasicActorCriticPolicy, inputs: tuple, batch: Any, coefficients: Coefficients
-    ) -> Losses:
-        distribution, latent, _, _ = policy.evaluate(*inputs, reads=("distribution", "latent_pi"), auxiliary=True)
+    def auxiliary_losses(self, policy: PhasicActorCriticPolicy, batch: Any, coefficients: Coefficients) -> Losses:
+        distribution, latent, _, _ = policy.evaluate_batch(batch, reads=("distribution", "latent_pi"), auxiliary=True)
         error = head_loss(policy.aux_value_net, latent, batch.recorded[:, 0], coefficients.value_unit)
         terms = {"aux_value_loss": 0.5 * error}
         if self.constraint == "logits":

@@ -63,11 +63,11 @@ class DecoupledObjective(Objective):
         self.restart(policy)
 
     def policy_gradient(
-        self, policy: PhasicActorCriticPolicy, inputs: tuple, batch: Any, log_prob: th.Tensor, coefficients: Coefficients
+        self, policy: PhasicActorCriticPolicy, batch: Any, log_prob: th.Tensor, coefficients: Coefficients
     ) -> tuple[th.Tensor, th.Tensor, dict[str, th.Tensor]]:
         with th.no_grad():
             proximal = cast(PhasicActorCriticPolicy, self.proximal.module)
-            distribution = proximal.evaluate(*inputs, reads=("distribution",)).distribution
+            distribution = proximal.evaluate_batch(batch, reads=("distribution",)).distribution
             proximal_log_prob = distribution.log_prob(policy.actions.from_buffer(batch.actions))
         loss = losses.decoupled_policy_gradient_loss(
             log_prob,

@@ -54,9 +54,9 @@ class Objective(nn.Module):
     losses: L^clip, entropy bonus and L^value in the policy phase, L^joint and L^value in the auxiliary phase. To write an
     objective, derive from this class and override what differs.
 
-    An objective uses policies, their inputs and batches, but no algorithm: observations, memory and masks are in ``inputs``,
-    which it passes on to the policy's ``evaluate``. Its own networks are attributes, as in every ``nn.Module``: the policy's
-    optimizers train their parameters, which are saved, shared and restored with the model.
+    An objective uses policies and batches, but no algorithm: the policy's ``evaluate_batch`` finds observations, memory and
+    masks in a batch. Its own networks are attributes, as in every ``nn.Module``: the policy's optimizers train their
+    parameters, which are saved, shared and restored with the model.
 
     An array ``weights`` of ``extras`` weights each sample's terms in the policy phase if it is one of ``policy_keys``, the
     value losses of the auxiliary phase if it is one of ``aux_keys``. KL terms, and terms that a relative adds, such as DCPG's
@@ -129,56 +129,49 @@ class Objective(nn.Module):
 
     # ---- losses ----
 
-    def joint_losses(self, policy: PhasicActorCriticPolicy, inputs: tuple, batch: Any, coefficients: Coefficients) -> Losses:
+    def joint_losses(self, policy: PhasicActorCriticPolicy, batch: Any, coefficients: Coefficients) -> Losses:
         """
         Return the losses of the policy phase if policy and value function share their epochs.
 
         :param policy: policy in training
-        :param inputs: arguments of its ``evaluate``: observations, and memory or masks
         :param batch: B samples of a rollout, with fields ``POLICY_KEYS``, inputs of the policy, and ``policy_keys``
         :param coefficients: weights of the terms
         :return: sum of the terms, and each term
         """
-        distribution, _, latent_vf, _ = policy.evaluate(*inputs)
-        of_policy = self.surrogate(policy, inputs, batch, distribution, coefficients)
+        distribution, _, latent_vf, _ = policy.evaluate_batch(batch)
+        of_policy = self.surrogate(policy, batch, distribution, coefficients)
         of_values = self.value_error(policy, latent_vf, batch, coefficients)
         return Losses(of_policy.total + of_values.total, {**of_policy.terms, **of_values.terms}, of_policy.log_ratio)
 
-    def policy_losses(self, policy: PhasicActorCriticPolicy, inputs: tuple, batch: Any, coefficients: Coefficients) -> Losses:
+    def policy_losses(self, policy: PhasicActorCriticPolicy, batch: Any, coefficients: Coefficients) -> Losses:
         """Return the losses of the policy phase's epochs on the policy alone; see ``joint_losses``."""
-        distribution = policy.evaluate(*inputs, reads=("distribution",)).distribution
-        return self.surrogate(policy, inputs, batch, distribution, coefficients)
+        distribution = policy.evaluate_batch(batch, reads=("distribution",)).distribution
+        return self.surrogate(policy, batch, distribution, coefficients)
 
-    def value_losses(self, policy: PhasicActorCriticPolicy, inputs: tuple, batch: Any, coefficients: Coefficients) -> Losses:
+    def value_losses(self, policy: PhasicActorCriticPolicy, batch: Any, coefficients: Coefficients) -> Losses:
         """Return the losses of the policy phase's epochs on the value function alone; see ``joint_losses``."""
-        latent_vf = policy.evaluate(*inputs, reads=("latent_vf",)).latent_vf
+        latent_vf = policy.evaluate_batch(batch, reads=("latent_vf",)).latent_vf
         return self.value_error(policy, latent_vf, batch, coefficients)
 
-    def adversary_losses(
-        self, policy: PhasicActorCriticPolicy, inputs: tuple, batch: Any, coefficients: Coefficients
-    ) -> Losses:
+    def adversary_losses(self, policy: PhasicActorCriticPolicy, batch: Any, coefficients: Coefficients) -> Losses:
         """Return the losses of ``adversary_optimizer``, which steps before the policy's does; see ``joint_losses``."""
         raise NotImplementedError
 
-    def auxiliary_losses(
-        self, policy: PhasicActorCriticPolicy, inputs: tuple, batch: Any, coefficients: Coefficients
-    ) -> Losses:
+    def auxiliary_losses(self, policy: PhasicActorCriticPolicy, batch: Any, coefficients: Coefficients) -> Losses:
         """
         Return the losses of the auxiliary phase.
 
         :param policy: policy in training
-        :param inputs: arguments of its ``evaluate``
         :param batch: B samples of the phase, with fields ``observations``, ``targets``, ``recorded`` (those of the method of
             this name), inputs of the policy, and ``aux_keys``
         :param coefficients: weights of the terms
         :return: sum of the terms, and each term
         """
-        return self.evaluated_losses(policy, policy.evaluate(*inputs, auxiliary=True), batch, coefficients)
+        return self.evaluated_losses(policy, policy.evaluate_batch(batch, auxiliary=True), batch, coefficients)
 
     def surrogate(
         self,
         policy: PhasicActorCriticPolicy,
-        inputs: tuple,
         batch: Any,
         distribution: Distribution,
         coefficients: Coefficients,
@@ -188,7 +181,6 @@ class Objective(nn.Module):
         E[KL(π_prior, π)].
 
         :param policy: policy in training
-        :param inputs: arguments of its ``evaluate``
         :param batch: B samples of a rollout
         :param distribution: π(.|s)
         :param coefficients: weights of the terms
@@ -196,7 +188,7 @@ class Objective(nn.Module):
         """
         actions = policy.actions.from_buffer(batch.actions)
         log_prob, entropy = distribution.log_prob(actions), policy.actions.entropy(distribution, actions)
-        surrogate, proximal_log_prob, others = self.policy_gradient(policy, inputs, batch, log_prob, coefficients)
+        surrogate, proximal_log_prob, others = self.policy_gradient(policy, batch, log_prob, coefficients)
         entropy_loss = losses.entropy_loss(entropy, log_prob, weights_of(batch))
         terms = {"policy_gradient_loss": surrogate, "entropy_loss": entropy_loss}
         total = surrogate + coefficients.ent_coef * entropy_loss
@@ -209,13 +201,12 @@ class Objective(nn.Module):
         return Losses(total, {**terms, **others}, log_prob.detach() - proximal_log_prob)
 
     def policy_gradient(
-        self, policy: PhasicActorCriticPolicy, inputs: tuple, batch: Any, log_prob: th.Tensor, coefficients: Coefficients
+        self, policy: PhasicActorCriticPolicy, batch: Any, log_prob: th.Tensor, coefficients: Coefficients
     ) -> tuple[th.Tensor, th.Tensor, dict[str, th.Tensor]]:
         """
         Return the loss on the advantages: L^clip, or without ``clip_range`` the unclipped surrogate.
 
         :param policy: policy in training
-        :param inputs: arguments of its ``evaluate``, to evaluate another proximal policy
         :param batch: B samples of a rollout
         :param log_prob: log π(a|s), (B,)
         :param coefficients: weights of the terms
@@ -316,15 +307,15 @@ class Objective(nn.Module):
         """
         return {}
 
-    def recorded(self, policy: PhasicActorCriticPolicy, inputs: tuple) -> th.Tensor:
+    def recorded(self, policy: PhasicActorCriticPolicy, batch: Any) -> th.Tensor:
         """
         Compute the data that the auxiliary losses refer to, for all samples of a phase, once before its epochs.
 
         :param policy: policy before the epochs
-        :param inputs: arguments of its ``evaluate``
+        :param batch: B samples of the phase
         :return: the parameters of π_old(.|s), (B, P)
         """
-        return policy.actions.parameters(policy.evaluate(*inputs, reads=("distribution",)).distribution)
+        return policy.actions.parameters(policy.evaluate_batch(batch, reads=("distribution",)).distribution)
 
     def kl_to_recorded(self, policy: PhasicActorCriticPolicy, distribution: Distribution, recorded: th.Tensor) -> th.Tensor:
         """

@@ -78,7 +78,7 @@ def fit_to_data(model: PhasicModel, dataset: Any, agent: Any, n_epochs: int, bat
 
 def _check_model(model: PhasicModel) -> None:
     """Raise ``ArgumentError`` for a model that recorded data is not for."""
-    if model.input_keys or model.n_reward_components is not None or n_processes() > 1:
+    if model.policy.input_keys or model.n_reward_components is not None or n_processes() > 1:
         raise ArgumentError("`warm_start` is for one process, scalar rewards, and algorithms without memory and masks")
     if isinstance(model.rollout_buffer, NormalizedRewardRolloutBuffer):
         raise ArgumentError("`warm_start` does not normalize rewards as NormalizedRewardRolloutBuffer does: use VecNormalize")

@@ -406,7 +406,7 @@ def reason_against(model: PhasicModel) -> str | None:
         return f"this needs torch 2.13, and {th.__version__} is installed"
     if model.device.type not in ("cpu", "cuda"):
         return f"this is for CPUs and NVIDIA GPUs, not for {model.device}"
-    if model.has_memory:
+    if model.policy.has_memory:
         return "torch does not compile LSTMs"
     if model.objective.adversary_optimizer is not None:
         return f"{type(model.objective).__name__} has an adversary, which takes steps of its own"

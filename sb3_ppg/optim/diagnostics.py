@@ -93,12 +93,12 @@ def leaf_summary(model: PhasicModel) -> dict[str, float]:
     "entropy/path", the mean of log π of its part of the actions and the mean of its entropy, or of an estimate, in nats.
     """
     stride = math.ceil(model.n_steps * model.n_envs / EVALUATED_SAMPLES)
-    rollout = model.replay.rollouts[-1].select(["observations", "actions", *model.input_keys])
+    rollout = model.replay.rollouts[-1].select(["observations", "actions", *model.policy.input_keys])
     length, parts = rollout.parts(model.batch_size, lambda n: np.arange(0, n, stride))
     columns = []
     model.policy.set_training_mode(False)
     for part in _micro_batches(model, batches([rollout], parts, length, model.device)):
-        distribution: Any = model.policy.evaluate(*model.network_inputs(part), reads=("distribution",)).distribution
+        distribution: Any = model.policy.evaluate_batch(part, reads=("distribution",)).distribution
         columns.append(th.stack([distribution.leaf_log_probs(part.actions), distribution.leaf_entropies(part.actions)]))
     model.policy.set_training_mode(True)
     means = th.cat(columns, dim=2).mean(dim=2)
@@ -119,7 +119,7 @@ def auxiliary_outcome(model: PhasicModel, n_sequences: int) -> dict[str, float]:
     kls, columns = [], []
     policy.set_training_mode(False)
     for part in _micro_batches(model, (batch for _, batch in buffer.batches(some, n_sequences))):
-        evaluation = policy.evaluate_auxiliary(*model.network_inputs(part))
+        evaluation = policy.evaluate_auxiliary(*policy.network_inputs(part))
         kls.append(model.objective.kl_to_recorded(policy, evaluation.distribution, part.recorded))
         values = (part.targets, evaluation.values, evaluation.aux_values)
         columns.append(th.stack([one.reshape(len(one), -1) for one in values]))

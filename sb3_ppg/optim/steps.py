@@ -34,7 +34,7 @@ class Gradient(NamedTuple):
 
 def minibatch_losses(model: PhasicModel, losses: Callable[..., Losses], coefficients: Any, minibatch: Any) -> Losses:
     """Evaluate a method of the objective on a minibatch of either phase."""
-    return losses(model.policy, model.network_inputs(minibatch), minibatch, coefficients)
+    return losses(model.policy, minibatch, coefficients)
 
 
 class MinibatchLosses(nn.Module):

@@ -133,6 +133,8 @@ class RecurrentPhasicActorCriticPolicy(PhasicActorCriticPolicy, RecurrentActorCr
     """
 
     algorithm: ClassVar[str] = "RecurrentPPG"
+    input_keys = ("lstm_states", "episode_starts")
+    has_memory = True
     trunk_class: ClassVar[type[MlpExtractor]] = MlpExtractor  # policy and value function share the network up to the LSTM
     lstm_critic: nn.LSTM | None
     critic: nn.Linear | None
@@ -248,6 +250,9 @@ class RecurrentPhasicActorCriticPolicy(PhasicActorCriticPolicy, RecurrentActorCr
         if "distribution" in reads:
             distribution = self._get_action_dist_from_latent(latent_pi)
         return Evaluation(distribution, latent_pi, latent_vf, RNNStates(states_pi, states_vf))
+
+    def network_inputs(self, batch: Any) -> tuple:
+        return batch.observations, unpack_states(batch.lstm_states), batch.episode_starts
 
     def forward(  # type: ignore[override]
         self, obs: PyTorchObs, lstm_states: RNNStates, episode_starts: th.Tensor, deterministic: bool = False

@@ -135,6 +135,8 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
     """
 
     algorithm: ClassVar[str] = "PPG"  # the algorithm that can train it
+    input_keys: ClassVar[tuple[str, ...]] = ()  # fields of a batch that `network_inputs` reads in addition to observations
+    has_memory: ClassVar[bool] = False  # whether it needs earlier samples of an episode to evaluate one
     trunk_class: ClassVar[type[MlpExtractor]] = SharedTrunk  # base class of ``mlp_extractor`` in one network
     mixed_precision: MixedPrecision | None = None
     temperature: Any = 1.0  # temperature of the action distribution; only `Player` sets it, in a copy
@@ -402,7 +404,7 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
     def evaluate(self, obs: PyTorchObs, *, reads: Collection[str] = EVERYTHING, auxiliary: bool = False) -> Evaluation:
         """
         Run the networks, each at most once. All other methods use the result, so override this one to change all. Variants
-        take further arguments, which the algorithm's ``network_inputs`` returns.
+        take further arguments, which ``network_inputs`` returns.
 
         :param obs: Observation
         :param reads: fields of ``Evaluation`` that the caller reads. Networks that none of these fields needs are not run
@@ -547,6 +549,19 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
         :return: V(s) of the true value function, (B, 1)
         """
         return self.value_net(self.evaluate(obs, *context, reads=("latent_vf",)).latent_vf)
+
+    # ---- batches of a rollout, or of the auxiliary phase ----
+
+    def network_inputs(self, batch: Any) -> tuple:
+        """
+        :param batch: samples of a rollout, with the fields ``observations``, (B, ...), and ``input_keys``
+        :return: arguments of ``evaluate``
+        """
+        return (batch.observations,)
+
+    def evaluate_batch(self, batch: Any, *, reads: Collection[str] = EVERYTHING, auxiliary: bool = False) -> Evaluation:
+        """Run the networks on a batch; see ``evaluate`` for the arguments."""
+        return self.evaluate(*self.network_inputs(batch), reads=reads, auxiliary=auxiliary)
 
     def evaluate_values(self, *inputs: Any) -> th.Tensor:
         """Return V(s) as in the policy phase, (B,), for vector rewards (B, K); takes the arguments of ``evaluate``."""

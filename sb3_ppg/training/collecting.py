@@ -152,7 +152,7 @@ def check_log_probs(model: PhasicModel, rollout_buffer: RolloutBuffer) -> None:
     (batch,) = batches([last_step], [np.arange(model.n_envs)], 1, model.device)
 
     def evaluate() -> th.Tensor:
-        distribution = model.policy.evaluate(*model.network_inputs(batch), reads=("distribution",)).distribution
+        distribution = model.policy.evaluate_batch(batch, reads=("distribution",)).distribution
         return distribution.log_prob(model.policy.actions.from_buffer(batch.actions))
 
     with th.no_grad(), generators_kept():  # a resumed run draws the same numbers

@@ -69,9 +69,9 @@ def recompute_advantages(model: PhasicModel, rollout: Rollout) -> None:
     batch_size = model.resolved_micro_batch_size() or max(model.batch_size, 1024)
     model.policy.set_training_mode(False)
     length, parts = rollout.parts(batch_size, np.arange)
-    inputs = rollout.select(["observations", *model.input_keys])
+    inputs = rollout.select(["observations", *model.policy.input_keys])
     of_parts = batches([inputs], parts, length, model.device)
-    values = th.cat([model.policy.evaluate_values(*model.network_inputs(part)) for part in of_parts])
+    values = th.cat([model.policy.evaluate_values(*model.policy.network_inputs(part)) for part in of_parts])
     names = ("last_observations", "last_dones", "last_memory")
     last = {name: map_arrays(lambda array: array[:, 0], rollout.arrays[name]) for name in names if name in rollout.arrays}
     observations, dones, *memory = last.values()
@@ -90,7 +90,7 @@ def recompute_advantages(model: PhasicModel, rollout: Rollout) -> None:
 
 def has_single_samples(model: PhasicModel, aux_batch_size: int) -> bool:
     """Return whether auxiliary minibatches of so many samples consist of single samples instead of whole sequences."""
-    if model.has_memory or model.objective.needs_whole_sequences:
+    if model.policy.has_memory or model.objective.needs_whole_sequences:
         return False
     return not model.objective.shuffles_sequences or aux_batch_size < model.n_steps
 
@@ -111,8 +111,8 @@ def record(model: PhasicModel, n_sequences: int) -> None:
     """
 
     def recorded(batch: Any) -> th.Tensor:
-        inputs = map(model.network_inputs, split(batch, model.resolved_micro_batch_size()))
-        return th.cat([model.objective.recorded(model.policy, part) for part in inputs])
+        parts = split(batch, model.resolved_micro_batch_size())
+        return th.cat([model.objective.recorded(model.policy, part) for part in parts])
 
     model.policy.set_training_mode(False)
     model.aux_buffer.record(recorded, n_sequences)

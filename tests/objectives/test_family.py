@@ -235,10 +235,10 @@ def test_with_fresh_data_the_decoupled_objective_is_the_papers():
     model = make("ppg", random_envs())
     collect(model)
     batch = first_batch(model, 16)
-    inputs, parameters = model.network_inputs(batch), list(model.policy.parameters())
+    parameters = list(model.policy.parameters())
     found = []
     for objective in [make_objective(name, model.policy, None) for name in ("ppg", "decoupled")]:
-        losses = objective.joint_losses(model.policy, inputs, batch, model.coefficients())
+        losses = objective.joint_losses(model.policy, batch, model.coefficients())
         gradients = th.autograd.grad(losses.total, parameters, allow_unused=True)
         found.append(th.cat([losses.values[:1], *(one.flatten() for one in gradients if one is not None)]))
     th.testing.assert_close(found[0], found[1], rtol=1e-5, atol=1e-7)
