@@ -4,6 +4,7 @@ import inspect
 import math
 from collections.abc import Callable
 from functools import wraps
+from types import SimpleNamespace
 from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
@@ -216,6 +217,11 @@ ATTRIBUTES = {"objective": "objective_class", "stats_window_size": "_stats_windo
 def argument_value(model: Any, argument: str) -> Any:
     """Return the current value of an argument as the constructor would take it, or None if the model does not keep it."""
     return getattr(model, ATTRIBUTES.get(argument, argument), None)
+
+
+def arguments_of(model: Any) -> SimpleNamespace:
+    """Return the current values of all arguments of a model's constructor, as attributes."""
+    return SimpleNamespace(**{name: argument_value(model, name) for name in argument_names(type(model))})
 
 
 def check_arguments(model: PhasicModel) -> None:

@@ -1,6 +1,6 @@
 """Arrays in nested dictionaries and tuples, such as the observations of a Dict space."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import torch as th
@@ -49,6 +49,11 @@ def split(minibatch: Minibatch, size: int | None) -> Iterator[Minibatch]:
     size = max(length, size // length * length)
     sizes = [min(size, whole - start) for start in range(0, whole, size)]
     yield from split_arrays(minibatch, sizes)
+
+
+def split_each(minibatches: Iterable[Minibatch], size: int | None) -> Iterator[Minibatch]:
+    """Split minibatches one after the other, see ``split``."""
+    return (part for minibatch in minibatches for part in split(minibatch, size))
 
 
 def split_arrays(tree: Any, sizes: Sequence[int]) -> Sequence[Any]:

@@ -100,6 +100,7 @@ class PhasicAlgorithm(OnPolicyAlgorithm):
     _last_obs: Any
     _last_episode_starts: Any
     _compiles_updates: bool | None = None  # in the latest run
+    _log_folder: str = ""  # of the latest run's logger
     # Numbers of stored and replayed rollouts that a loaded model is waiting for; None once they have been loaded or given up
     _missing_rollouts: tuple[int, int] | None = None
     _checkpoint: list[Any] | None = None  # the latest of PhasicCheckpointCallback: its run, and when it was written
@@ -295,6 +296,11 @@ class PhasicAlgorithm(OnPolicyAlgorithm):
         return self.lr_schedule if self.aux_learning_rate is None else FloatSchedule(self.aux_learning_rate)
 
     @property
+    def optimizers(self) -> tuple[th.optim.Optimizer, ...]:
+        """The optimizers of the policy (or joint) epochs, of the value epochs, and of the auxiliary phase."""
+        return self.policy.optimizer, self.value_optimizer, self.aux_optimizer
+
+    @property
     def value_lr_schedule(self) -> Schedule:
         """Schedule of the value epochs' learning rate; by default the policy phase's learning rate."""
         return self.lr_schedule if self.value_learning_rate is None else FloatSchedule(self.value_learning_rate)
@@ -337,6 +343,25 @@ class PhasicAlgorithm(OnPolicyAlgorithm):
         """
         n_samples = self.aux_buffer.n_samples if self.policy.has_memory else self.n_steps * self.n_envs
         return self.aux_batch_size or max(math.ceil(n_samples / 16), self.batch_size)
+
+    def has_single_samples(self, aux_batch_size: int) -> bool:
+        """
+        :param aux_batch_size: number of samples in an auxiliary minibatch
+        :return: whether minibatches of this size consist of single samples instead of whole sequences
+        """
+        if self.policy.has_memory or self.objective.needs_whole_sequences:
+            return False
+        return not self.objective.shuffles_sequences or aux_batch_size < self.n_steps
+
+    def prepare_sequences(self) -> int:
+        """
+        Choose the sequences of an auxiliary phase, whole ones or single samples.
+
+        :return: their number in a minibatch
+        """
+        size = self.aux_samples_per_batch()
+        self.aux_buffer.single_samples = self.has_single_samples(size)
+        return math.ceil(size / self.aux_buffer.sequence_length)
 
     def resolved_micro_batch_size(self) -> int | None:
         """
@@ -442,7 +467,7 @@ class PhasicAlgorithm(OnPolicyAlgorithm):
         if self.replay.capacity == 1:  # free the arrays of the previous rollout that the auxiliary phase does not need
             self.replay.rollouts = []
         session.callback = callback
-        session.acting_policy = self.compiled_training.acting_policy()
+        session.acting_policy = self.compiled_training.acting_policy(self.policy)
         end = session.exchange.rollout(partial(take_steps, self, env, callback, rollout_buffer, n_rollout_steps))
         if end is None:
             return False
@@ -454,7 +479,7 @@ class PhasicAlgorithm(OnPolicyAlgorithm):
             check_log_probs(self, rollout_buffer)
             session.has_checked_log_probs = True
         callback.on_rollout_end()
-        record_all(self, "rollout", mean_vector_return(self.ep_info_buffer or []))
+        record_all(self.logger, "rollout", mean_vector_return(self.ep_info_buffer or []))
         self.logger.record("time/rollout_seconds", time.perf_counter() - start)
         return True
 
@@ -546,7 +571,9 @@ class PhasicAlgorithm(OnPolicyAlgorithm):
         assert self.env is not None
         with agreed(), statistics_protected(normalizers(self.env)):
             if not self._custom_logger:
-                self._logger = logger_of_run(self, tb_log_name, reset_num_timesteps)
+                options = (self._log_folder, self.tensorboard_log, self.verbose)
+                self._logger = logger_of_run(*options, tb_log_name, reset_num_timesteps)
+                self._log_folder = self._logger.dir or ""
             with patch.object(self, "_custom_logger", True):  # so that SB3 makes no other
                 started = super()._setup_learn(total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar)
             if not self.allow_nonfinite_observations:
@@ -732,10 +759,27 @@ class PhasicAlgorithm(OnPolicyAlgorithm):
         """Return the state for a copy or a pickle, without the session (it ends with ``learn``) and compiled functions."""
         return {name: value for name, value in vars(self).items() if name != "compiled_training"} | {"session": None}
 
+    def begin_compiled_training(self, total_timesteps: float, reset_num_timesteps: bool = True) -> None:
+        """Decide whether a run of ``learn`` is compiled, see ``CompiledTraining.begin``."""
+        n_epochs, n_samples = self.n_epochs + (self.n_value_epochs or 0), total_timesteps / n_processes()
+        steps_per_sample = n_epochs / self.batch_size + self.n_aux_epochs / self.aux_samples_per_batch()
+        earlier = None if reset_num_timesteps else self._compiles_updates
+        self.compiled_training.begin(
+            self.compile_updates,
+            self.policy,
+            self.objective,
+            n_samples * steps_per_sample,
+            n_samples * (n_epochs + self.n_aux_epochs),
+            earlier,
+            self.verbose,
+        )
+        if earlier is None:
+            self._compiles_updates = self.compiled_training.is_enabled
+
     @cached_property
     def compiled_training(self) -> CompiledTraining:
         """Functions that torch has compiled for this model."""
-        return CompiledTraining(self)
+        return CompiledTraining()
 
     def _excluded_save_params(self) -> list[str]:
         of_training = ("rollout_end", "session", "compiled_training", "_fitting_micro_batch_size")

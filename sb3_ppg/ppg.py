@@ -1,17 +1,22 @@
 """Phasic Policy Gradient: Algorithm 1 of https://arxiv.org/abs/2009.04416 on Stable-Baselines3."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Literal
 
-from sb3_ppg.buffers.replay import Kind
+import numpy as np
+
+from sb3_ppg.buffers.rollouts import Kind, Rollout
 from sb3_ppg.callbacks import tell
 from sb3_ppg.distributed import average_batch_statistics, n_processes
 from sb3_ppg.losses import Losses
-from sb3_ppg.optim.diagnostics import auxiliary_outcome, log_policy_phase, record_all
+from sb3_ppg.optim.diagnostics import auxiliary_summary, leaf_summary, policy_phase_summary, record_all
 from sb3_ppg.optim.update import Update, mean_losses
+from sb3_ppg.optim.value_units import change_value_units, set_value_units
 from sb3_ppg.phasic_algorithm import PhasicAlgorithm
-from sb3_ppg.training.preparing import prepare_rollouts, prepare_sequences, recompute_advantages, record
+from sb3_ppg.training.checks import check_extras, check_rollout
+from sb3_ppg.training.preparing import recompute_advantages, record
 
 
 class PPG(PhasicAlgorithm):
@@ -168,20 +173,62 @@ class PPG(PhasicAlgorithm):
         """Optimize L^clip and the entropy bonus for E_π epochs, and L^value for E_V epochs, on the latest rollouts."""
         self.policy.set_training_mode(True)
         plan, updates = self._plan(), []
-        with self.replay.learning_from(self.latest_rollout()):
-            prepare_rollouts(self, [kind for kind, *_ in plan])  # value targets, advantages, value units
+        latest = self.latest_rollout()
+        with self.replay.learning_from(latest):
+            self._prepare(latest, [kind for kind, *_ in plan])
             for kind, losses, n_epochs, batch_size in plan:
-                updates.append(update := Update(self, kind, losses))
+                updates.append(update := self._begin_update(kind, losses))
                 for _ in range(n_epochs):
                     if not (due := self.replay.due(kind)):
-                        break  # all rollouts are too new, or used up
+                        break  # all rollouts are used up
                     if self.recompute_advantages and any(one.history for one in updates):
                         for rollout in due:
-                            recompute_advantages(self, rollout)
+                            self.update_advantages(rollout)
                     if update.epoch(self.replay.epoch(kind, batch_size, self.policy_keys, self.device)).stopped:
+                        if self.verbose >= 1:
+                            print(f"Early stopping at step {len(update.history) - 1} due to reaching max kl")
                         break
                 self._n_updates += len(update.history) if kind == "policy" else 0
-        log_policy_phase(self, updates)
+        self._log_policy_phase(latest, updates)
+
+    def _prepare(self, latest: Rollout, kinds: Sequence[Kind]) -> None:
+        """Compute what the epochs need of the latest rollout, and of older ones that they use again."""
+        objective, replay, own = self.objective, self.replay, {*latest.arrays}
+        check_rollout(self, latest)
+        latest.arrays["targets"] = objective.value_targets(latest, self.gamma)
+        self._normalize_advantages(latest)
+        self._n_rollouts += 1
+        self._update_value_units(latest.arrays["targets"])
+        older = replay.older(kinds)
+        for rollout in older:
+            self.update_advantages(rollout)
+        if replay.capacity > 1:
+            self.logger.record("train/older_rollouts", len(older))
+        objective.before_policy_phase(self.policy)
+        for rollout in [*older, latest]:
+            extras = objective.extras(self.policy, rollout)
+            check_extras(objective, extras, own)
+            rollout.arrays |= extras
+
+    def update_advantages(self, rollout: Rollout) -> None:
+        """Recompute a rollout's advantages and value targets with the current value function."""
+        batch_size = self.resolved_micro_batch_size() or max(self.batch_size, 1024)
+        recompute_advantages(rollout, self.policy, self.next_values, self.gamma, self.gae_lambda, batch_size)
+        self._normalize_advantages(rollout)
+
+    def _normalize_advantages(self, rollout: Rollout) -> None:
+        if self.normalize_advantage:
+            advantages = self.objective.normalized_advantages(rollout.arrays["advantages"], self.device)
+            rollout.arrays["advantages"] = advantages
+
+    def _update_value_units(self, targets: np.ndarray) -> None:
+        """Set the value unit from the latest value targets, or back to that of the return if units have been turned off."""
+        if self.normalize_value_targets and self.n_aux_epochs > 0:
+            n_averaged = self._n_rollouts if self.normalize_value_targets == "running" else self.n_policy_iterations
+            weight = 1 / min(self._n_rollouts, n_averaged)  # at first all rollouts weigh the same
+            change_value_units(self.policy, self.optimizers, targets, weight)
+        elif self.policy.value_unit != 1.0:
+            set_value_units(self.policy, self.optimizers, 0.0, 1.0)
 
     def _plan(self) -> list[tuple[Kind, Callable[..., Losses], int, int]]:
         """Return the kinds of epochs in their order, each with its losses, number of epochs, and samples in a minibatch."""
@@ -205,16 +252,53 @@ class PPG(PhasicAlgorithm):
         if self.verbose >= 1:
             print(f"Auxiliary phase: {self.n_aux_epochs} epochs over {buffer.n_samples:,} samples")
         report("on_aux_phase_start", epoch=0)
-        n_sequences = prepare_sequences(self)  # in a minibatch
-        record(self, n_sequences)  # π_old
-        update = Update(self, "auxiliary", self.objective.auxiliary_losses)
+        n_sequences, micro_batch_size = self.prepare_sequences(), self.resolved_micro_batch_size()
+        record(self.policy, self.objective, buffer, n_sequences, micro_batch_size)  # π_old
+        update = self._begin_update("auxiliary", self.objective.auxiliary_losses)
         for number in range(1, self.n_aux_epochs + 1):
             self.policy.set_training_mode(True)  # a callback may have evaluated the policy
             epoch = update.epoch(buffer.minibatches(n_sequences))
             report("on_aux_epoch_end", epoch=number, losses=mean_losses([epoch]))
         self.objective.after_auxiliary_phase(self.policy)
         self._n_aux_phases += 1
-        record_all(self, "aux", {**mean_losses(update.history), **auxiliary_outcome(self, n_sequences)})
-        record_all(self, "aux", {"learning_rate": update.learning_rate, "n_phases": self._n_aux_phases})
-        record_all(self, "aux", {"seconds": time.perf_counter() - start})
+        outcome = auxiliary_summary(self.policy, self.objective, buffer, n_sequences, micro_batch_size)
+        record_all(self.logger, "aux", {**mean_losses(update.history), **outcome, "learning_rate": update.learning_rate})
+        record_all(self.logger, "aux", {"n_phases": self._n_aux_phases, "seconds": time.perf_counter() - start})
         report("on_aux_phase_end", epoch=self.n_aux_epochs)
+
+    # ---- updates ----
+
+    def _begin_update(self, kind: Literal["policy", "value", "auxiliary"], losses: Callable[..., Losses]) -> Update:
+        """Begin epochs with one method of the objective."""
+        optimizer, schedule = {
+            "policy": (self.policy.optimizer, self.lr_schedule),
+            "value": (self.value_optimizer, self.value_lr_schedule),
+            "auxiliary": (self.aux_optimizer, self.aux_lr_schedule),
+        }[kind]
+        progress = self._current_progress_remaining
+        if kind == "auxiliary" and self.aux_buffer.progress:  # at its end, the last phase may have a learning rate of 0
+            progress = float(np.mean(self.aux_buffer.progress))
+        return Update(
+            kind,
+            self.policy,
+            self.objective,
+            losses,
+            optimizer,
+            schedule(progress),
+            self.coefficients(progress),
+            self.compiled_training,
+            self.resolved_micro_batch_size(),
+            self.max_grad_norm,
+            self.target_kl,
+        )
+
+    def _log_policy_phase(self, rollout: Rollout, updates: list[Update]) -> None:
+        record_all(self.logger, "train", policy_phase_summary(self.policy, rollout, updates))
+        if self.value_learning_rate is not None:
+            rate = next(update.learning_rate for update in updates if update.kind == "value")
+            self.logger.record("train/value_learning_rate", rate)
+        self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
+        self.logger.record("train/compiled", int(self.compiled_training.is_enabled))
+        leaves = leaf_summary(self.policy, rollout, self.batch_size, self.resolved_micro_batch_size())
+        for name, value in leaves.items():
+            self.logger.record(f"train/{name}", value, exclude=("stdout", "log"))  # which cut long names off

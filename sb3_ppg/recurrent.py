@@ -24,7 +24,6 @@ from sb3_ppg.policies.lstm import (
     unpack_states,
 )
 from sb3_ppg.ppg import PPG
-from sb3_ppg.training.preparing import prepare_sequences
 
 
 class RecurrentPPG(PPG):
@@ -144,7 +143,7 @@ class RecurrentPPG(PPG):
         :return: states of the current network after the last rollout
         """
         self.policy.set_training_mode(False)
-        rollouts, n_sequences = self.aux_buffer.rollouts, longest_equal_part(self.n_envs, prepare_sequences(self))
+        rollouts, n_sequences = self.aux_buffer.rollouts, longest_equal_part(self.n_envs, self.prepare_sequences())
         for rollout in rollouts:
             rollout.arrays["lstm_states"] = rollout.arrays["lstm_states"].copy()  # files are read-only
         # Each rollout yields the states with which the next one begins

@@ -100,7 +100,7 @@ def test_the_auxiliary_phase_follows_every_n_pi_iterations():
     model.learn(16 * 5, callback=Record(), reset_num_timesteps=False)
     assert stored == [0, 1, 2, 0, 1, 2, 0]
     assert model.n_aux_phases == 2 and len(model.aux_buffer) == 1
-    assert kept < {target for (_, _, batch, _), _ in calls for target in batch.targets.tolist()}
+    assert kept < {target for (_, batch, _), _ in calls for target in batch.targets.tolist()}
     assert not changed(make().learn(16 * 7), model)
 
 
@@ -533,7 +533,7 @@ def test_auxiliary_minibatches_are_of_whole_sequences_or_of_single_samples(batch
     model = make(Clock(), n_steps=64, batch_size=batch_size, n_aux_epochs=1, aux_batch_size=size)
     calls = calls_of(model.objective, "auxiliary_losses")
     model.learn(3 * 64)
-    seen = [batch.observations for (_, _, batch, _), _ in calls]
+    seen = [batch.observations for (_, batch, _), _ in calls]
     assert sorted(map(len, seen)) == sizes
     places = th.cat(seen).flatten()
     assert sorted(places.tolist()) == list(range(3 * 64))

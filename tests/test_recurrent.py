@@ -212,7 +212,7 @@ def test_states_are_those_that_were_stored_or_those_of_the_present_network(mode,
     assert np.abs(seen.collected - seen.final)[:, :used].max() > 1e-3
     kls = [losses.terms["kl"].item() for _, losses in calls]
     assert len(kls) == 6 and kls[0] == pytest.approx(0, abs=1e-7) and kls[-1] > 1e-6
-    inputs = np.concatenate([pack_states(states) for (_, (_, states, _), *_), _ in calls])
+    inputs = np.concatenate([batch.lstm_states for (_, batch, *_), _ in calls])
     np.testing.assert_array_equal(np.unique(inputs, axis=0), np.unique(np.concatenate(seen.stored), axis=0))
 
 

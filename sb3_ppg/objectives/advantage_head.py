@@ -19,9 +19,8 @@ from sb3_ppg.arrays import map_arrays
 from sb3_ppg.buffers.rollouts import Rollout
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.losses import Losses
-from sb3_ppg.objectives.paper import MAX_WEIGHT, Coefficients, Objective
+from sb3_ppg.objectives.paper import MAX_WEIGHT, Coefficients, Objective, replays
 from sb3_ppg.policies import PhasicActorCriticPolicy
-from sb3_ppg.protocols import PhasicModel
 
 
 class AdvantageHeadObjective(Objective):
@@ -54,14 +53,16 @@ class AdvantageHeadObjective(Objective):
         self.advantage_head = nn.Linear(policy.mlp_extractor.latent_dim_pi + policy.actions.n_features, 1)
         self.register_buffer("n_rollouts", th.zeros((), dtype=th.int64))
 
-    def check(self, model: PhasicModel) -> None:
-        super().check(model)
+    def check(self, policy: PhasicActorCriticPolicy, arguments: Any) -> None:
+        super().check(policy, arguments)
         name = type(self).__name__
-        require(model, model.n_value_epochs is not None, "n_value_epochs", f"{name} has no joint epochs; use at least 1")
-        require(model, model.n_aux_epochs == 0, "n_aux_epochs", f"{name} has no auxiliary phase; use 0")
-        require(model, model.clip_range_vf is None, "clip_range_vf", f"{name} clips values by `clip_range`; use None")
+        require(
+            arguments, arguments.n_value_epochs is not None, "n_value_epochs", f"{name} has no joint epochs; use at least 1"
+        )
+        require(arguments, arguments.n_aux_epochs == 0, "n_aux_epochs", f"{name} has no auxiliary phase; use 0")
+        require(arguments, arguments.clip_range_vf is None, "clip_range_vf", f"{name} clips values by `clip_range`; use None")
         remedy = f"{name} clips values by it, and `value_net` has a loss of its own; use None"
-        require(model, model.clip_range is None or not hasattr(model.policy.value_net, "loss"), "clip_range", remedy)
+        require(arguments, arguments.clip_range is None or not hasattr(policy.value_net, "loss"), "clip_range", remedy)
 
     def n_value_epochs(self, n_value_epochs: int) -> int:
         is_due = self.n_rollouts.item() % self.value_frequency == 0
@@ -136,11 +137,11 @@ class OrderObjective(AdvantageHeadObjective):
         self.episode_steps: list[np.ndarray] = []  # number of each frame in its episode, (n_envs,)
         self._frames: Any = None  # frames of the current rollout
 
-    def check(self, model: PhasicModel) -> None:
-        super().check(model)
-        if model.policy.has_memory:
+    def check(self, policy: PhasicActorCriticPolicy, arguments: Any) -> None:
+        super().check(policy, arguments)
+        if policy.has_memory:
             raise ArgumentError(f"{type(self).__name__} cannot work with LSTMs: it compares single frames")
-        require(model, model.replay.capacity == 1, "replay_kwargs", "the levels of older frames are forgotten; use None")
+        require(arguments, not replays(arguments), "replay_kwargs", "the levels of older frames are forgotten; use None")
 
     # ---- which frame came first ----
 

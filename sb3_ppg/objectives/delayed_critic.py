@@ -13,10 +13,9 @@ from torch.nn import functional as F
 from sb3_ppg.arguments import check_value, count, number, require
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.losses import Losses
-from sb3_ppg.objectives.paper import MAX_WEIGHT, Coefficients, Objective
+from sb3_ppg.objectives.paper import MAX_WEIGHT, Coefficients, Objective, replays
 from sb3_ppg.policies import Evaluation, PhasicActorCriticPolicy, head_loss
 from sb3_ppg.policies.extractors import looks_at_the_batch
-from sb3_ppg.protocols import PhasicModel
 
 
 class DelayedCriticObjective(Objective):
@@ -39,13 +38,23 @@ class DelayedCriticObjective(Objective):
         check_value("value_distance_coef", value_distance_coef, number(0, MAX_WEIGHT))
         self.value_distance_coef = value_distance_coef
 
-    def check(self, model: PhasicModel) -> None:
-        super().check(model)
+    def check(self, policy: PhasicActorCriticPolicy, arguments: Any) -> None:
+        super().check(policy, arguments)
         name = type(self).__name__
-        require(model, model.n_value_epochs is None, "n_value_epochs", f"{name} has joint epochs only; use None")
-        require(model, model.replay.capacity == 1, "replay_kwargs", f"{name} holds values as they were collected; use None")
-        require(model, model.n_aux_epochs > 0, "n_aux_epochs", f"{name} learns values in the auxiliary phase; use at least 1")
-        require(model, model.clip_range_vf is None, "clip_range_vf", f"{name} learns no values where it would clip; use None")
+        require(arguments, arguments.n_value_epochs is None, "n_value_epochs", f"{name} has joint epochs only; use None")
+        require(arguments, not replays(arguments), "replay_kwargs", f"{name} holds values as they were collected; use None")
+        require(
+            arguments,
+            arguments.n_aux_epochs > 0,
+            "n_aux_epochs",
+            f"{name} learns values in the auxiliary phase; use at least 1",
+        )
+        require(
+            arguments,
+            arguments.clip_range_vf is None,
+            "clip_range_vf",
+            f"{name} learns no values where it would clip; use None",
+        )
 
     def value_error(
         self, policy: PhasicActorCriticPolicy, latent: th.Tensor, batch: Any, coefficients: Coefficients
@@ -97,17 +106,17 @@ class DynamicsObjective(DelayedCriticObjective):
         n_inputs = 2 * policy.mlp_extractor.latent_dim_pi + self.n_actions
         self.discriminator = nn.Sequential(*create_mlp(n_inputs, 1, [hidden_size, hidden_size]))
 
-    def check(self, model: PhasicModel) -> None:
-        super().check(model)
+    def check(self, policy: PhasicActorCriticPolicy, arguments: Any) -> None:
+        super().check(policy, arguments)
         name = type(self).__name__
-        if model.policy.has_memory:
+        if policy.has_memory:
             raise ArgumentError(f"{name} cannot work with LSTMs: it evaluates the frame after a sequence alone")
-        if looks_at_the_batch(model.policy):
+        if looks_at_the_batch(policy):
             raise ArgumentError(
                 f"{name} cannot work with batch normalization: it also evaluates frames that are not in the minibatch"
             )
         remedy = f"{name} draws other actions and frames from the whole minibatch; use None"
-        require(model, not isinstance(model.micro_batch_size, int), "micro_batch_size", remedy)
+        require(arguments, not isinstance(arguments.micro_batch_size, int), "micro_batch_size", remedy)
 
     def evaluated_losses(
         self, policy: PhasicActorCriticPolicy, evaluation: Evaluation, batch: Any, coefficients: Coefficients

@@ -17,7 +17,6 @@ from sb3_ppg.errors import ArgumentError
 from sb3_ppg.losses import Losses
 from sb3_ppg.objectives.paper import Coefficients, Objective
 from sb3_ppg.policies import PhasicActorCriticPolicy, head_loss
-from sb3_ppg.protocols import PhasicModel
 
 Constraint = Literal["kl", "reverse_kl", "logits"]
 
@@ -62,12 +61,14 @@ class DistillationObjective(Objective):
         self.value_batch_size = value_batch_size
         self.delay = delay
 
-    def check(self, model: PhasicModel) -> None:
-        super().check(model)
+    def check(self, policy: PhasicActorCriticPolicy, arguments: Any) -> None:
+        super().check(policy, arguments)
         name = type(self).__name__
-        require(model, model.n_value_epochs is not None, "n_value_epochs", f"{name} has no joint epochs; use at least 1")
-        if self.constraint == "logits" and isinstance(model.action_space, NESTED):
-            raise ArgumentError(f"`constraint`='logits' cannot work with {model.action_space}: use 'kl' or 'reverse_kl'")
+        require(
+            arguments, arguments.n_value_epochs is not None, "n_value_epochs", f"{name} has no joint epochs; use at least 1"
+        )
+        if self.constraint == "logits" and isinstance(policy.action_space, NESTED):
+            raise ArgumentError(f"`constraint`='logits' cannot work with {policy.action_space}: use 'kl' or 'reverse_kl'")
 
     def value_targets(self, rollout: Rollout, gamma: Any) -> np.ndarray:
         values = rollout.arrays["old_values"]

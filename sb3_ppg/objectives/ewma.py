@@ -16,9 +16,8 @@ from sb3_ppg import losses
 from sb3_ppg.arguments import check_value, is_number, number, require
 from sb3_ppg.distributed import moments, n_processes
 from sb3_ppg.errors import ArgumentError
-from sb3_ppg.objectives.paper import MAX_WEIGHT, Coefficients, Objective, weights_of
+from sb3_ppg.objectives.paper import MAX_WEIGHT, Coefficients, Objective, replays, weights_of
 from sb3_ppg.policies import PhasicActorCriticPolicy
-from sb3_ppg.protocols import PhasicModel
 
 Parameters = tuple[th.Tensor, ...] | list[th.Tensor]
 
@@ -52,12 +51,12 @@ class DecoupledObjective(Objective):
         self.proximal.get_buffer("n_averaged").fill_(0)
         self.proximal.update_parameters(policy)  # the first is copied
 
-    def check(self, model: PhasicModel) -> None:
-        super().check(model)
+    def check(self, policy: PhasicActorCriticPolicy, arguments: Any) -> None:
+        super().check(policy, arguments)
         for progress in (1.0, 0.0):
-            clip_range = model.clip_range(progress) if callable(model.clip_range) else model.clip_range
+            clip_range = arguments.clip_range(progress) if callable(arguments.clip_range) else arguments.clip_range
             remedy = "the log-ratio is clipped at log(1 - `clip_range`); use less than 1, or None"
-            require(model, clip_range is None or clip_range < 1, "clip_range", remedy)
+            require(arguments, clip_range is None or clip_range < 1, "clip_range", remedy)
 
     def before_policy_phase(self, policy: PhasicActorCriticPolicy) -> None:
         self.restart(policy)
@@ -125,12 +124,12 @@ class EWMAObjective(DecoupledObjective):
         for name in ("advantage_weight", "advantage_mean", "advantage_variance"):
             self.register_buffer(name, th.zeros((), dtype=th.float64))
 
-    def check(self, model: PhasicModel) -> None:
-        super().check(model)
+    def check(self, policy: PhasicActorCriticPolicy, arguments: Any) -> None:
+        super().check(policy, arguments)
         averages = self.advantage_decay > 0
         remedy = "the average of the advantages' moments would count a rollout several times; use `advantage_decay`=0"
-        require(model, not (averages and model.recompute_advantages), "recompute_advantages", remedy)
-        require(model, not (averages and model.replay.capacity > 1), "replay_kwargs", remedy)
+        require(arguments, not (averages and arguments.recompute_advantages), "recompute_advantages", remedy)
+        require(arguments, not (averages and replays(arguments)), "replay_kwargs", remedy)
 
     def average(self, averaged: Parameters, current: Parameters, n_averaged: th.Tensor | int) -> None:
         """Update the parameters of the proximal policy, the average of ``n_averaged`` policies so far."""

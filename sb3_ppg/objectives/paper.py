@@ -10,14 +10,14 @@ from stable_baselines3.common.distributions import Distribution
 from torch import nn
 
 from sb3_ppg import losses
-from sb3_ppg.arguments import check_value, number, require
+from sb3_ppg.arguments import check_value, made_from, number, require
 from sb3_ppg.arrays import parameters_of
+from sb3_ppg.buffers.replay import RolloutReplay
 from sb3_ppg.buffers.rollouts import Rollout
 from sb3_ppg.distributed import moments, n_processes
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.losses import Losses
 from sb3_ppg.policies import Evaluation, PhasicActorCriticPolicy, head_loss
-from sb3_ppg.protocols import PhasicModel
 
 
 class Coefficients(NamedTuple):
@@ -108,22 +108,23 @@ class Objective(nn.Module):
         if value_clip is not None:
             self.aux_keys = (*self.aux_keys, "old_values")
 
-    def check(self, model: PhasicModel) -> None:
+    def check(self, policy: PhasicActorCriticPolicy, arguments: Any) -> None:
         """
-        :param model: complete
+        :param policy: policy in training
+        :param arguments: current values of the algorithm's arguments, as attributes
         :raises ArgumentError: for what this objective cannot work with
         """
-        if self.architecture not in (None, model.policy.architecture):
+        if self.architecture not in (None, policy.architecture):
             raise ArgumentError(
-                f"`architecture`={model.policy.architecture!r} cannot work with {type(self).__name__}: use "
+                f"`architecture`={policy.architecture!r} cannot work with {type(self).__name__}: use "
                 f"policy_kwargs=dict(architecture={self.architecture!r})"
             )
         remedy = "`value_clip` of the objective clips, too; use one of them"
-        require(model, model.clip_range_vf is None or self.value_clip is None, "clip_range_vf", remedy)
+        require(arguments, arguments.clip_range_vf is None or self.value_clip is None, "clip_range_vf", remedy)
         for name in ("value_net", "aux_value_net"):
-            if hasattr(getattr(model.policy, name), "loss"):
+            if hasattr(getattr(policy, name), "loss"):
                 remedy = f"`{name}` has a loss of its own, which is not clipped; use None"
-                require(model, model.clip_range_vf is None, "clip_range_vf", remedy)
+                require(arguments, arguments.clip_range_vf is None, "clip_range_vf", remedy)
                 if self.value_clip is not None:
                     raise ArgumentError(f"`value_clip`={self.value_clip} cannot work: {remedy}")
 
@@ -363,6 +364,11 @@ class Objective(nn.Module):
         """Return the parameters that the policy's optimizers train in addition to the policy's: all but the adversary's."""
         others = set() if self.adversary_optimizer is None else {id(one) for one in parameters_of(self.adversary_optimizer)}
         return [parameter for parameter in self.parameters() if parameter.requires_grad and id(parameter) not in others]
+
+
+def replays(arguments: Any) -> bool:
+    """Return whether the policy phase learns from older rollouts again, see ``Objective.check``."""
+    return made_from(arguments.replay_kwargs, RolloutReplay).capacity > 1
 
 
 def weights_of(batch: Any) -> th.Tensor | None:

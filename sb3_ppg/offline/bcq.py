@@ -73,6 +73,8 @@ class BCQ(OffPolicyAlgorithm):
     :raises ArgumentError: (a ``ValueError``) for arguments that cannot work, and data that does not fit the environment
     """
 
+    _log_folder: str = ""  # of the latest run's logger
+
     policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {
         "MlpPolicy": MlpPolicy,
         "CnnPolicy": CnnPolicy,
@@ -223,7 +225,9 @@ class BCQ(OffPolicyAlgorithm):
         total_timesteps += self.num_timesteps
         self._total_timesteps, self._num_timesteps_at_start = total_timesteps, self.num_timesteps
         if not self._custom_logger:
-            self._logger = logger_of_run(self, tb_log_name, reset_num_timesteps)
+            options = (self._log_folder, self.tensorboard_log, self.verbose)
+            self._logger = logger_of_run(*options, tb_log_name, reset_num_timesteps)
+            self._log_folder = self._logger.dir or ""
         callback = self._init_callback(callback, progress_bar)
         callback.on_training_start(locals(), globals())
         while self.num_timesteps < total_timesteps:

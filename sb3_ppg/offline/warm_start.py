@@ -124,8 +124,7 @@ def _value_targets(model: PhasicModel, data: Dataset) -> np.ndarray:
     last = _by_chunks(values, map_arrays(lambda array: array[data.ends], data.next_observations))
     targets = data.returns(model.gamma, last).astype(np.float32)
     if model.normalize_value_targets and model.n_aux_epochs > 0:
-        optimizers = (policy.optimizer, model.value_optimizer, model.aux_optimizer)
-        change_value_units(policy, optimizers, targets, 1.0)
+        change_value_units(policy, model.optimizers, targets, 1.0)
     return targets
 
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from itertools import chain
-from typing import Any
+from typing import Any, Literal
 
 import torch as th
 from gymnasium import spaces
@@ -23,12 +23,10 @@ from sb3_ppg.actions import unvalidated_distributions
 from sb3_ppg.arrays import map_arrays, n_samples, parameters_of
 from sb3_ppg.distributed import n_processes
 from sb3_ppg.errors import cause, warn
-from sb3_ppg.losses import Losses
 from sb3_ppg.objectives import Objective
 from sb3_ppg.optim.steps import FlatAdam, Gradient, MinibatchLosses, loss_gradient, take_steps
 from sb3_ppg.policies import PhasicActorCriticPolicy
 from sb3_ppg.policies.extractors import has_convolutions
-from sb3_ppg.protocols import PhasicModel
 
 # Number of optimizer steps in a run from which "auto" compiles
 WORTHWHILE_STEPS = 50_000
@@ -51,14 +49,14 @@ class CompiledFunction:
     After an error of any kind it is not called again, and the caller does its work without; "auto" then compiles nothing more
     in this run.
 
-    :param model: model
+    :param training: the compiled functions of the model
     :param name: name of the function in messages
     :param function: function
     :param options: arguments of ``torch.compile``
     """
 
-    def __init__(self, model: PhasicModel, name: str, function: Callable[..., Any], **options: Any):
-        self.model = model
+    def __init__(self, training: "CompiledTraining", name: str, function: Callable[..., Any], **options: Any):
+        self.training = training
         self.name = name
         self.has_failed = False
         self._function = _only_compiled(function)
@@ -70,18 +68,18 @@ class CompiledFunction:
         :param is_new: whether torch compiles the function for these arguments
         :return: the result; None after an error
         """
-        start, is_announced = time.perf_counter(), is_new and self.model.verbose >= 1
+        start, is_announced = time.perf_counter(), is_new and self.training.verbose >= 1
         if is_announced:
             print(f"Compiling the {self.name}, ", end="", flush=True)
         try:
             return self._call(*arguments)
         except Exception as error:
             self.has_failed = True
-            training, message = self.model.compiled_training, cause(error)
-            if self.model.compile_updates == "auto":
-                training.stop()
-            if message not in training.reported:  # a compiler that is missing fails for each function
-                training.reported.add(message)
+            message, reported = cause(error), self.training.reported
+            if not self.training.is_asked_for:
+                self.training.stop()
+            if message not in reported:  # a compiler that is missing fails for each function
+                reported.add(message)
                 warn(f"The {self.name} is not compiled: torch cannot compile it ({message})")
             return None
         finally:
@@ -96,7 +94,7 @@ class CompiledFunction:
 
     def give_up(self, reason: str) -> None:
         """Leave the work to the caller from now on."""
-        if not self.has_failed and self.model.compile_updates is True:
+        if not self.has_failed and self.training.is_asked_for:
             warn(f"The {self.name} is not compiled: {reason}")
         self.has_failed = True
 
@@ -131,28 +129,35 @@ class CompiledStep(CompiledFunction):
     optimizer's state, and minibatches of a size that does not occur twice in a row, like a truncated minibatch.
     """
 
-    def __init__(self, model: PhasicModel, name: str, losses: Callable[..., Losses], takes_step: bool):
+    def __init__(
+        self, training: "CompiledTraining", name: str, losses_of: MinibatchLosses, takes_step: bool, needs_each_step: bool
+    ):
         function = take_steps if takes_step else loss_gradient
         # Kernels are started without Python, and torch keeps the compiled loop, as it does with other code
-        options: dict[str, Any] = dict(cpp_wrapper=model.device.type == "cpu")
+        self.device = losses_of.policy.device
+        options: dict[str, Any] = dict(cpp_wrapper=self.device.type == "cpu")
         options["unsafe_marked_cacheable_functions"] = {"torch.ops.higher_order.while_loop": th.__version__}
-        super().__init__(model, f"{name} update", function, options=options)
-        self.losses_of = MinibatchLosses(model, losses)
+        super().__init__(training, f"{name} update", function, options=options)
+        self.losses_of = losses_of
         self.takes_step = takes_step
-        is_watched = name == "policy" and type(model.objective).after_policy_step is not Objective.after_policy_step
-        self.n_at_once = 1 if not takes_step or is_watched else STEPS_PER_CALL
+        self.n_at_once = 1 if not takes_step or needs_each_step else STEPS_PER_CALL
         self._compiled_sizes: set[int] = set()
 
-    def begin_update(self, optimizer: th.optim.Optimizer, coefficients: Any) -> None:
-        """Begin an update, in which these arguments and the model's settings stay the same."""
-        model = self.model
+    def begin_update(
+        self,
+        optimizer: th.optim.Optimizer,
+        coefficients: Any,
+        micro_batch_size: int | None,
+        max_grad_norm: float | None,
+    ) -> None:
+        """Begin an update, in which these arguments stay the same."""
         self._optimizer = optimizer
         self._parameters = parameters_of(optimizer)
         # Tensors, as torch would compile again for another number
         self._coefficients, self._max_grad_norm = map_arrays(
-            lambda value: None if value is None else self._parameters[0].new_tensor(value), (coefficients, model.max_grad_norm)
+            lambda value: None if value is None else self._parameters[0].new_tensor(value), (coefficients, max_grad_norm)
         )
-        self._micro_batch_size = model.resolved_micro_batch_size()
+        self._micro_batch_size = micro_batch_size
         self._restart()
         if has_hooks(self.losses_of, optimizer):
             self.give_up("hooks are registered, which compiled code does not call")
@@ -232,7 +237,7 @@ class CompiledStep(CompiledFunction):
             self.losses_of,
             self._coefficients,
             stacked,
-            th.tensor(n, device=self.model.device),
+            th.tensor(n, device=self.device),
             flat.groups,
             self._max_grad_norm,
             records,
@@ -278,8 +283,7 @@ class CompiledStep(CompiledFunction):
         return size in self._sizes
 
     def _get_generator_states(self) -> list[th.Tensor]:
-        device = self.model.device
-        return [th.get_rng_state(), *([th.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
+        return [th.get_rng_state(), *([th.cuda.get_rng_state(self.device)] if self.device.type == "cuda" else [])]
 
 
 class CompiledPolicy(CompiledFunction):
@@ -289,10 +293,10 @@ class CompiledPolicy(CompiledFunction):
     graph of the first one with the same parameters, because the check and its surroundings take longer than the graph.
     """
 
-    def __init__(self, model: PhasicModel):
-        self.policy: PhasicActorCriticPolicy = model.policy
+    def __init__(self, training: "CompiledTraining", policy: PhasicActorCriticPolicy):
+        self.policy = policy
         self.graph: Callable[[PyTorchObs], Any] | None = None  # of the current rollout
-        super().__init__(model, "acting policy", self.policy.forward, backend=self._compile_graph)
+        super().__init__(training, "acting policy", policy.forward, backend=self._compile_graph)
 
     def __call__(self, observations: PyTorchObs) -> tuple[th.Tensor, th.Tensor, th.Tensor]:
         """Act like ``PPG.act``."""
@@ -343,94 +347,119 @@ class CompiledPolicy(CompiledFunction):
 class CompiledTraining:
     """Compiled optimizer steps and compiled policy of a model, which its next call of ``learn`` reuses."""
 
-    def __init__(self, model: PhasicModel):
-        self.model = model
+    def __init__(self) -> None:
         self.is_enabled = False
-        self._steps: dict[tuple[Callable[..., Losses], bool], CompiledStep] = {}
+        self.is_asked_for = False  # not chosen by "auto"
+        self.verbose = 0
+        self._steps: dict[tuple[Any, ...], CompiledStep] = {}
         self._policy: CompiledPolicy | None = None
+        self._has_stopped = False
         self.reported: set[str] = set()  # errors that the user has been warned about
 
-    def begin(self, total_timesteps: float, continues: bool = False) -> None:
+    def begin(
+        self,
+        choice: bool | Literal["auto"],
+        policy: PhasicActorCriticPolicy,
+        objective: Objective,
+        n_steps: float,
+        n_passes: float,
+        earlier: bool | None = None,
+        verbose: int = 0,
+    ) -> None:
         """
-        Decide whether a run is compiled. If it ``continues`` an earlier one, "auto" keeps its choice, because compiled updates
-        round differently.
+        Decide whether a run is compiled.
+
+        :param choice: the argument ``compile_updates``
+        :param policy: policy in training
+        :param objective: objective in training
+        :param n_steps: number of optimizer steps in the run
+        :param n_passes: number of samples that it passes through the networks and back; infinite if a callback ends it
+        :param earlier: whether the run that this one continues was compiled: "auto" keeps its choice, because compiled updates
+            round differently. None: it is a new run
+        :param verbose: 1: print what is compiled, and the seconds that it takes
         """
-        model, choice = self.model, self.model.compile_updates
-        if choice == "auto" and continues and model._compiles_updates is not None:
-            choice = model._compiles_updates
+        self.is_asked_for, self.verbose = choice is True, verbose
+        if choice == "auto" and earlier is not None:
+            choice = earlier and not self._has_stopped
         elif choice == "auto":
-            choice = reason_against(model) is None and is_worthwhile(model, total_timesteps)
-        reason = (reason_against(model) or missing_compiler(model)) if choice else None
+            choice = reason_against(policy, objective) is None and is_worthwhile(policy, n_steps, n_passes)
+        reason = (reason_against(policy, objective) or missing_compiler(policy.device)) if choice else None
         if reason is not None:
             warn(f"The updates are not compiled: {reason}")
         self.is_enabled = bool(choice) and reason is None
-        if not continues or model._compiles_updates is None:
-            model._compiles_updates = self.is_enabled
 
-    def acting_policy(self) -> CompiledPolicy | None:
+    def acting_policy(self, policy: PhasicActorCriticPolicy) -> CompiledPolicy | None:
         """Return the policy for the next rollout, or None if it is not compiled."""
-        model, policy = self.model, self.model.policy
         has_own_forward = getattr(policy.forward, "__func__", None) is not PhasicActorCriticPolicy.forward
-        if not self.is_enabled or model.use_sde or has_own_forward or has_hooks(policy):
+        if not self.is_enabled or policy.use_sde or has_own_forward or has_hooks(policy):
             return None
         if self._policy is None or self._policy.policy is not policy:
-            self._policy = CompiledPolicy(model)
+            self._policy = CompiledPolicy(self, policy)
         self._policy.graph = None
         return self._policy
 
     def begin_update(
-        self, name: str, losses: Callable[..., Losses], optimizer: th.optim.Optimizer, coefficients: Any
+        self,
+        name: str,
+        losses_of: MinibatchLosses,
+        optimizer: th.optim.Optimizer,
+        coefficients: Any,
+        micro_batch_size: int | None,
+        max_grad_norm: float | None,
+        needs_gradients: bool = False,
+        needs_each_step: bool = False,
     ) -> CompiledStep | None:
-        """Begin an update, and return the steps of its epochs, or None if they are not compiled; see ``CompiledStep``."""
+        """
+        Begin an update, and return the steps of its epochs, or None if they are not compiled; see ``CompiledStep``.
+
+        :param needs_gradients: whether the caller looks at each gradient before the step
+        :param needs_each_step: whether the caller does something after each step
+        """
         if not self.is_enabled:
             return None
-        looks_at_kl = name == "policy" and self.model.target_kl is not None
+        policy = losses_of.policy
         is_adam = type(optimizer) in (th.optim.Adam, th.optim.AdamW)
-        is_small = not has_convolutions(self.model.policy)  # which are slower on views of a flat tensor
-        takes_step = is_adam and is_small and n_processes() == 1 and not looks_at_kl
-        key = (losses, takes_step)
+        is_small = not has_convolutions(policy)  # which are slower on views of a flat tensor
+        takes_step = is_adam and is_small and n_processes() == 1 and not needs_gradients
+        key = (policy, losses_of.losses, takes_step)
         if key not in self._steps:
-            self._steps[key] = CompiledStep(self.model, name, losses, takes_step)
-        self._steps[key].begin_update(optimizer, coefficients)
+            self._steps[key] = CompiledStep(self, name, losses_of, takes_step, needs_each_step)
+        self._steps[key].begin_update(optimizer, coefficients, micro_batch_size, max_grad_norm)
         return self._steps[key]
 
     def stop(self) -> None:
         """Go on without compiled functions, also in a run that continues this one."""
-        self.is_enabled = self.model._compiles_updates = False
+        self.is_enabled, self._has_stopped = False, True
         self._steps, self._policy = {}, None
 
 
-def reason_against(model: PhasicModel) -> str | None:
-    """Return the reason why a model's updates cannot be compiled, or None."""
+def reason_against(policy: PhasicActorCriticPolicy, objective: Objective) -> str | None:
+    """Return the reason why updates cannot be compiled, or None."""
     if "isolate_recompiles" not in inspect.signature(th.compile).parameters:
         return f"this needs torch 2.13, and {th.__version__} is installed"
-    if model.device.type not in ("cpu", "cuda"):
-        return f"this is for CPUs and NVIDIA GPUs, not for {model.device}"
-    if model.policy.has_memory:
+    if policy.device.type not in ("cpu", "cuda"):
+        return f"this is for CPUs and NVIDIA GPUs, not for {policy.device}"
+    if policy.has_memory:
         return "torch does not compile LSTMs"
-    if model.objective.adversary_optimizer is not None:
-        return f"{type(model.objective).__name__} has an adversary, which takes steps of its own"
+    if objective.adversary_optimizer is not None:
+        return f"{type(objective).__name__} has an adversary, which takes steps of its own"
     return None
 
 
-def missing_compiler(model: PhasicModel) -> str | None:
+def missing_compiler(device: th.device) -> str | None:
     """Return the reason why torch's compiler cannot work on this machine, or None."""
     default = {"darwin": "clang++", "win32": "cl"}.get(sys.platform, "g++")
-    if model.device.type == "cpu" and shutil.which(os.environ.get("CXX", default)) is None:
+    if device.type == "cpu" and shutil.which(os.environ.get("CXX", default)) is None:
         return "torch needs a C++ compiler for this, and there is none"
     return None
 
 
-def is_worthwhile(model: PhasicModel, total_timesteps: float) -> bool:
-    """Return whether compiling is likely to make a run faster, judging by its networks and its number of optimizer steps."""
-    is_image = has_convolutions(model.policy)
-    if model.device.type != "cpu" or (is_image and spaces.flatdim(model.observation_space) > SMALL_IMAGE):
+def is_worthwhile(policy: PhasicActorCriticPolicy, n_steps: float, n_passes: float) -> bool:
+    """Return whether compiling is likely to make a run faster; see ``CompiledTraining.begin`` for the arguments."""
+    is_image = has_convolutions(policy)
+    if policy.device.type != "cpu" or (is_image and spaces.flatdim(policy.observation_space) > SMALL_IMAGE):
         return False
-    n_epochs = model.n_epochs + (model.n_value_epochs or 0)
-    per_sample = n_epochs / model.batch_size + model.n_aux_epochs / model.aux_samples_per_batch()
-    if is_image:
-        per_sample += (n_epochs + model.n_aux_epochs) / SAMPLES_PER_STEP
-    return WORTHWHILE_STEPS <= total_timesteps / n_processes() * per_sample < math.inf  # infinite if a callback ends it
+    return WORTHWHILE_STEPS <= n_steps + (n_passes / SAMPLES_PER_STEP if is_image else 0) < math.inf
 
 
 # ---- torch's compiler ----

@@ -3,7 +3,6 @@
 import importlib
 import math
 import os
-from collections.abc import Iterable
 from itertools import repeat
 from typing import Any
 
@@ -14,56 +13,54 @@ from stable_baselines3.common.utils import configure_logger
 
 from sb3_ppg import losses
 from sb3_ppg.actions import NestedActions, leaves, unvalidated_distributions
-from sb3_ppg.arrays import split
+from sb3_ppg.arrays import split_each
+from sb3_ppg.buffers.aux_buffer import AuxBuffer
 from sb3_ppg.buffers.rollout_buffers import component_summary
-from sb3_ppg.buffers.rollouts import batches
+from sb3_ppg.buffers.rollouts import Rollout, batches
 from sb3_ppg.distributed import average_over_processes, explained_variance
+from sb3_ppg.objectives import Objective
 from sb3_ppg.optim.update import Update, mean_losses
-from sb3_ppg.protocols import PhasicModel
+from sb3_ppg.policies import PhasicActorCriticPolicy
 
 # The number of samples, about, on which the outcome of an auxiliary phase, and the leaves of nested actions, are evaluated
 EVALUATED_SAMPLES = 4096
 
 
-def logger_of_run(model: Any, name: str, is_new: bool) -> Logger:
+def logger_of_run(folder: str, tensorboard_log: str | None, verbose: int, name: str, is_new: bool) -> Logger:
     """
     Make SB3's logger for a run. If it continues an earlier run of the model under the same name, it writes into that run's
     TensorBoard folder; SB3 would take the newest folder, which may be another run's.
+
+    :param folder: that of the earlier run's logger; empty if there was none
     """
-    folder, log = vars(model).get("_log_folder", ""), model.tensorboard_log
-    if log is None:
-        return configure_logger(model.verbose)
+    if tensorboard_log is None:
+        return configure_logger(verbose)
     importlib.import_module("tensorboard")  # SB3's own error does not say which module is missing
-    if not is_new and folder.rpartition("_")[0] == os.path.join(log, name):
-        return configure(folder, ["stdout", "tensorboard"] if model.verbose >= 1 else ["tensorboard"])
-    logger = configure_logger(model.verbose, log, name)
-    model._log_folder = logger.dir
-    return logger
+    if not is_new and folder.rpartition("_")[0] == os.path.join(tensorboard_log, name):
+        return configure(folder, ["stdout", "tensorboard"] if verbose >= 1 else ["tensorboard"])
+    return configure_logger(verbose, tensorboard_log, name)
 
 
-def record_all(model: PhasicModel, group: str, values: dict[str, float]) -> None:
+def record_all(logger: Logger, group: str, values: dict[str, float]) -> None:
     """Record several values for the log, under "group/name"."""
     for name, value in values.items():
-        model.logger.record(f"{group}/{name}", value)
+        logger.record(f"{group}/{name}", value)
 
 
-def log_policy_phase(model: PhasicModel, updates: list[Update]) -> None:
+def policy_phase_summary(policy: PhasicActorCriticPolicy, rollout: Rollout, updates: list[Update]) -> dict[str, float]:
     """
-    Record an update by PPO's names: means over samples and epochs; ``approx_kl``, in nats, of the last epoch; ``loss`` of the
-    last step.
+    Return the values that PPO logs of an update on a rollout: means over samples and epochs; ``approx_kl``, in nats, of the
+    last epoch; ``loss`` of the last step.
     """
-    of_values = [one for one in updates if one.kind == "value"]
-    of_policy = next((one for one in updates if one.kind == "policy"), updates[0])  # the value function's in its warm-up
-    record_all(model, "train", {"learning_rate": of_policy.learning_rate})
-    if model.value_learning_rate is not None:
-        record_all(model, "train", {"value_learning_rate": of_values[0].learning_rate})
-    history = of_policy.history
+    of_values = [update for update in updates if update.kind == "value"]
+    of_policy = next((update for update in updates if update.kind == "policy"), updates[0])  # values' in their warm-up
+    summary, history = {"learning_rate": of_policy.learning_rate}, of_policy.history
     if not history:
-        return  # all rollouts are too new, or used up
-    summary = {**(mean_losses(of_values[0].history) if of_values and of_values[0].history else {}), **mean_losses(history)}
+        return summary  # all rollouts are used up
+    summary |= {**(mean_losses(of_values[0].history) if of_values and of_values[0].history else {}), **mean_losses(history)}
     summary["loss"] = float(history[-1].losses["loss"][-1])
-    coefficients, policy, rollout = of_policy.coefficients, model.policy, model.replay.rollouts[-1]
-    has_policy, change = of_policy.kind == "policy", {}
+    coefficients, has_policy = of_policy.coefficients, of_policy.kind == "policy"
+    change: dict[str, th.Tensor] = {}
     if has_policy:
         change["approx_kl"] = losses.approximate_kl(history[-1].log_ratio)
     if has_policy and coefficients.clip_range is not None:
@@ -77,50 +74,57 @@ def log_policy_phase(model: PhasicModel, updates: list[Update]) -> None:
         summary["std"] = th.exp(policy.log_std).mean().item()
     scales = {name: getattr(coefficients, name) for name in ("clip_range", "clip_range_vf", "value_unit", "prior_coef")}
     summary |= {name: value for name, value in scales.items() if value is not None}
-    record_all(model, "train", {**summary, **component_summary(rollout, policy)})
-    model.logger.record("train/n_updates", model._n_updates, exclude="tensorboard")
-    model.logger.record("train/compiled", int(model.compiled_training.is_enabled))
-    if isinstance(policy.actions, NestedActions):
-        for name, value in leaf_summary(model).items():
-            model.logger.record(f"train/{name}", value, exclude=("stdout", "log"))  # which cut long names off
+    return {**summary, **component_summary(rollout, policy)}
 
 
 @th.no_grad()
 @unvalidated_distributions()
-def leaf_summary(model: PhasicModel) -> dict[str, float]:
+def leaf_summary(
+    policy: PhasicActorCriticPolicy, rollout: Rollout, batch_size: int, micro_batch_size: int | None
+) -> dict[str, float]:
     """
     Evaluate each leaf of a nested action space on an evenly spread part of the rollout: under "log_prob/path" and
     "entropy/path", the mean of log π of its part of the actions and the mean of its entropy, or of an estimate, in nats.
+    Nothing for other spaces.
     """
-    stride = math.ceil(model.n_steps * model.n_envs / EVALUATED_SAMPLES)
-    rollout = model.replay.rollouts[-1].select(["observations", "actions", *model.policy.input_keys])
-    length, parts = rollout.parts(model.batch_size, lambda n: np.arange(0, n, stride))
+    if not isinstance(policy.actions, NestedActions):
+        return {}
+    stride = math.ceil(rollout.n_samples / EVALUATED_SAMPLES)
+    rollout = rollout.select(["observations", "actions", *policy.input_keys])
+    length, parts = rollout.parts(batch_size, lambda n: np.arange(0, n, stride))
     columns = []
-    model.policy.set_training_mode(False)
-    for part in _micro_batches(model, batches([rollout], parts, length, model.device)):
-        distribution: Any = model.policy.evaluate_batch(part, reads=("distribution",)).distribution
+    policy.set_training_mode(False)
+    for part in split_each(batches([rollout], parts, length, policy.device), micro_batch_size):
+        distribution: Any = policy.evaluate_batch(part, reads=("distribution",)).distribution
         columns.append(th.stack([distribution.leaf_log_probs(part.actions), distribution.leaf_entropies(part.actions)]))
-    model.policy.set_training_mode(True)
+    policy.set_training_mode(True)
     means = th.cat(columns, dim=2).mean(dim=2)
     average_over_processes([means])
-    of_space, rows = leaves(model.action_space), zip(("log_prob", "entropy"), means.tolist(), strict=True)
+    of_space, rows = leaves(policy.action_space), zip(("log_prob", "entropy"), means.tolist(), strict=True)
     return {f"{name}/{leaf.path}": mean for name, row in rows for leaf, mean in zip(of_space, row, strict=True)}
 
 
 @th.no_grad()
 @unvalidated_distributions()
-def auxiliary_outcome(model: PhasicModel, n_sequences: int) -> dict[str, float]:
+def auxiliary_summary(
+    policy: PhasicActorCriticPolicy,
+    objective: Objective,
+    aux_buffer: AuxBuffer,
+    n_sequences: int,
+    micro_batch_size: int | None,
+) -> dict[str, float]:
     """
     Evaluate the result of an auxiliary phase on an evenly spread part of its samples: KL(π_old, π), in nats, and the explained
     variance of both value heads (NaN if all targets are equal), for vector rewards the mean over the components.
+
+    :param n_sequences: number of sequences in a minibatch
     """
-    policy, buffer = model.policy, model.aux_buffer
-    some = buffer.evenly_spread(max(1, EVALUATED_SAMPLES // buffer.sequence_length))
+    spread = aux_buffer.evenly_spread(max(1, EVALUATED_SAMPLES // aux_buffer.sequence_length))
     kls, columns = [], []
     policy.set_training_mode(False)
-    for part in _micro_batches(model, (batch for _, batch in buffer.batches(some, n_sequences))):
+    for part in split_each((batch for _, batch in aux_buffer.batches(spread, n_sequences)), micro_batch_size):
         evaluation = policy.evaluate_auxiliary(*policy.network_inputs(part))
-        kls.append(model.objective.kl_to_recorded(policy, evaluation.distribution, part.recorded))
+        kls.append(objective.kl_to_recorded(policy, evaluation.distribution, part.recorded))
         values = (part.targets, evaluation.values, evaluation.aux_values)
         columns.append(th.stack([one.reshape(len(one), -1) for one in values]))
     policy.set_training_mode(True)
@@ -130,7 +134,3 @@ def auxiliary_outcome(model: PhasicModel, n_sequences: int) -> dict[str, float]:
     of_components = [list(map(explained_variance, head, targets, repeat(policy.device))) for head in heads]
     numbers = (kl.item(), *(float(np.mean(one)) for one in of_components))
     return dict(zip(("final_kl", "explained_variance", "aux_explained_variance"), numbers, strict=True))
-
-
-def _micro_batches(model: PhasicModel, batches: Iterable[Any]) -> Iterable[Any]:
-    return (part for batch in batches for part in split(batch, model.resolved_micro_batch_size()))

@@ -4,7 +4,6 @@ that a step of a small network is a few kernels instead of dozens.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch as th
@@ -14,7 +13,8 @@ from torch.optim.adam import adam
 
 from sb3_ppg.arrays import map_arrays, n_samples
 from sb3_ppg.losses import Losses
-from sb3_ppg.protocols import PhasicModel
+from sb3_ppg.objectives import Objective
+from sb3_ppg.policies import PhasicActorCriticPolicy
 
 # Names of Adam's state and options, which its function takes
 MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
@@ -32,21 +32,16 @@ class Gradient(NamedTuple):
     n_steps: int = 0  # number of optimizer steps that have been taken
 
 
-def minibatch_losses(model: PhasicModel, losses: Callable[..., Losses], coefficients: Any, minibatch: Any) -> Losses:
-    """Evaluate a method of the objective on a minibatch of either phase."""
-    return losses(model.policy, minibatch, coefficients)
-
-
 class MinibatchLosses(nn.Module):
-    """``minibatch_losses`` as a module, whose networks can be called with other parameters than their own."""
+    """A method of the objective as a module, whose networks can be called with other parameters than their own."""
 
-    def __init__(self, model: PhasicModel, losses: Callable[..., Losses]):
+    def __init__(self, policy: PhasicActorCriticPolicy, objective: Objective, losses: Callable[..., Losses]):
         super().__init__()
-        self.policy, self.objective = model.policy, model.objective
-        self._losses = partial(minibatch_losses, model, losses)
+        self.policy, self.objective = policy, objective
+        self.losses = losses
 
     def forward(self, coefficients: Any, minibatch: Any) -> Losses:
-        return self._losses(coefficients, minibatch)
+        return self.losses(self.policy, minibatch, coefficients)
 
 
 class FlatGroup(NamedTuple):

@@ -19,9 +19,10 @@ from sb3_ppg.arrays import Minibatch, map_arrays, n_samples, parameters_of, spli
 from sb3_ppg.distributed import average_gradients, average_over_processes, n_processes
 from sb3_ppg.errors import NonFiniteLossError
 from sb3_ppg.losses import Losses, approximate_kl
-from sb3_ppg.optim.compiled import CompiledStep
-from sb3_ppg.optim.steps import Gradient, minibatch_losses
-from sb3_ppg.protocols import PhasicModel
+from sb3_ppg.objectives import Coefficients, Objective
+from sb3_ppg.optim.compiled import CompiledStep, CompiledTraining
+from sb3_ppg.optim.steps import Gradient, MinibatchLosses
+from sb3_ppg.policies import PhasicActorCriticPolicy
 
 ADVICE = (
     "The weights from before this epoch have been restored. Normalize observations and rewards (VecNormalize), or use a "
@@ -44,52 +45,70 @@ class Update:
     Epochs with one method of the objective, which have the same optimizer, learning rate and coefficients.
 
     :param kind: "policy" (alone, or with the value function), "value" or "auxiliary"
+    :param policy: policy in training
+    :param objective: objective in training
     :param losses: method of the objective
+    :param optimizer: its parameters are trained
+    :param learning_rate: set in the optimizer, and in that of an adversary
+    :param coefficients: weights and limits of the losses' terms
+    :param compiler: compiles the steps if it is enabled
+    :param micro_batch_size: see ``optimize_epoch``, and for the following arguments
     """
 
-    def __init__(self, model: PhasicModel, kind: Literal["policy", "value", "auxiliary"], losses: Callable[..., Losses]):
-        self.model, self.kind = model, kind
-        self.optimizer, schedule = {
-            "policy": (model.policy.optimizer, model.lr_schedule),
-            "value": (model.value_optimizer, model.value_lr_schedule),
-            "auxiliary": (model.aux_optimizer, model.aux_lr_schedule),
-        }[kind]
-        progress = model._current_progress_remaining
-        if kind == "auxiliary" and model.aux_buffer.progress:  # at its end, the last phase may have a learning rate of 0
-            progress = float(np.mean(model.aux_buffer.progress))
-        self.learning_rate: float = schedule(progress)
-        update_learning_rate(self.optimizer, self.learning_rate)
-        self.coefficients = model.coefficients(progress)
+    def __init__(
+        self,
+        kind: Literal["policy", "value", "auxiliary"],
+        policy: PhasicActorCriticPolicy,
+        objective: Objective,
+        losses: Callable[..., Losses],
+        optimizer: th.optim.Optimizer,
+        learning_rate: float,
+        coefficients: Coefficients,
+        compiler: CompiledTraining,
+        micro_batch_size: int | None,
+        max_grad_norm: float | None,
+        target_kl: float | None,
+    ):
+        self.kind, self.learning_rate, self.coefficients = kind, learning_rate, coefficients
         self.history: list[Epoch] = []
-        self._losses = partial(minibatch_losses, model, losses, self.coefficients)
-        self._compiled = model.compiled_training.begin_update(kind, losses, self.optimizer, self.coefficients)
-        self._of_policy: dict[str, Any] = {}
-        if kind == "policy":
-            objective = model.objective
-            self._of_policy = dict(target_kl=model.target_kl, after_step=partial(objective.after_policy_step, model.policy))
-            if (adversary := objective.adversary_optimizer) is not None:
-                update_learning_rate(adversary, self.learning_rate)
-                of_adversary = partial(minibatch_losses, model, objective.adversary_losses, self.coefficients)
-                self._of_policy["adversary"] = (adversary, of_adversary)
+        is_of_policy = kind == "policy"
+        target_kl = target_kl if is_of_policy else None
+        is_watched = is_of_policy and type(objective).after_policy_step is not Objective.after_policy_step
+        adversary = objective.adversary_optimizer if is_of_policy else None
+        for one in (optimizer, adversary):
+            if one is not None:
+                update_learning_rate(one, learning_rate)
+
+        def bound(method: Callable[..., Losses]) -> Callable[[Any], Losses]:
+            return lambda minibatch: method(policy, minibatch, coefficients)
+
+        compiled = compiler.begin_update(
+            kind,
+            MinibatchLosses(policy, objective, losses),
+            optimizer,
+            coefficients,
+            micro_batch_size,
+            max_grad_norm,
+            needs_gradients=target_kl is not None,
+            needs_each_step=is_watched,
+        )
+        self._arguments: dict[str, Any] = dict(
+            phase="auxiliary" if kind == "auxiliary" else "policy",
+            networks=[policy, objective],
+            optimizer=optimizer,
+            loss_fn=bound(losses),
+            micro_batch_size=micro_batch_size,
+            max_grad_norm=max_grad_norm,
+            target_kl=target_kl,
+            after_step=partial(objective.after_policy_step, policy) if is_watched else None,
+            adversary=None if adversary is None else (adversary, bound(objective.adversary_losses)),
+            compiled=compiled,
+        )
 
     def epoch(self, minibatches: Iterable[Any]) -> Epoch:
         """Take one optimizer step per minibatch, see ``optimize_epoch``; ``history`` gets the record of the epoch."""
-        model = self.model
-        epoch = optimize_epoch(
-            "auxiliary" if self.kind == "auxiliary" else "policy",
-            [model.policy, model.objective],
-            self.optimizer,
-            minibatches,
-            self._losses,
-            model.resolved_micro_batch_size(),
-            model.max_grad_norm,
-            compiled=self._compiled,
-            **self._of_policy,
-        )
-        self.history.append(epoch)
-        if epoch.stopped and model.verbose >= 1:
-            print(f"Early stopping at step {len(self.history) - 1} due to reaching max kl")
-        return epoch
+        self.history.append(optimize_epoch(minibatches=minibatches, **self._arguments))
+        return self.history[-1]
 
 
 def mean_losses(epochs: list[Epoch]) -> dict[str, float]:

@@ -1,5 +1,6 @@
 """Checks of arguments that must fit together, and fit environments, networks, buffers and objectives."""
 
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import gymnasium as gym
@@ -10,17 +11,16 @@ from stable_baselines3.common.type_aliases import PyTorchObs
 from stable_baselines3.common.utils import obs_as_tensor
 
 from sb3_ppg.actions import by_leaf
-from sb3_ppg.arguments import FINITE, argument_value, check_value, number, require
+from sb3_ppg.arguments import FINITE, argument_value, arguments_of, check_value, number, require
 from sb3_ppg.arguments import check_arguments as check_each
 from sb3_ppg.buffers.rollout_buffers import RewardNormalizer
-from sb3_ppg.buffers.rollouts import NAMES, RolloutEnd, has_own_samples, is_recomputable, smallest_observations
+from sb3_ppg.buffers.rollouts import NAMES, Rollout, RolloutEnd, has_own_samples, is_recomputable, smallest_observations
 from sb3_ppg.environments.watched import normalizers, only_normalizer
 from sb3_ppg.errors import ArgumentError, warn
-from sb3_ppg.objectives import Objective
+from sb3_ppg.objectives import Objective, objective_name
 from sb3_ppg.policies import PhasicActorCriticPolicy, VectorValueHead
 from sb3_ppg.policies.extractors import looks_at_the_batch
 from sb3_ppg.protocols import PhasicModel
-from sb3_ppg.training.preparing import has_single_samples
 
 COMPOSED = (spaces.Tuple, spaces.Dict, spaces.Sequence, spaces.Graph, spaces.Text, spaces.OneOf)  # of other spaces or lengths
 
@@ -143,7 +143,27 @@ def check_objective(model: PhasicModel) -> None:
         require(model, not model.recompute_advantages, "recompute_advantages", f"{remedy}False")
         require(model, model.replay.capacity == 1, "replay_kwargs", f"{remedy}None")
     check_replay(model)
-    model.objective.check(model)
+    model.objective.check(model.policy, arguments_of(model))
+
+
+def check_rollout(model: PhasicModel, rollout: Rollout) -> None:
+    """Refuse a rollout from elsewhere without its end if something needs it."""
+    is_needed = model.objective.needs_rollout_end or model.replay.capacity > 1 or model.recompute_advantages
+    if is_needed and "last_dones" not in rollout.arrays:
+        raise ArgumentError(
+            f"`objective`={objective_name(type(model.objective))!r}, `replay_kwargs` or `recompute_advantages` as they are "
+            f"need the end of the rollout, which `{type(model).__name__}.collect_rollouts` has not stored: set "
+            "`self.rollout_end` to a sb3_ppg.buffers.rollouts.RolloutEnd there"
+        )
+
+
+def check_extras(objective: Objective, extras: Iterable[str], own: Collection[str]) -> None:
+    """Refuse extras of an objective that have the names of a rollout's own arrays."""
+    if taken := {*extras} & {*own}:
+        raise ArgumentError(
+            f"`objective`={objective_name(type(objective))!r} has extras under names of the rollout's own arrays: rename "
+            f"{', '.join(sorted(taken))}"
+        )
 
 
 def warn_of_unlikely_arguments(model: PhasicModel) -> None:
@@ -243,8 +263,8 @@ def check_auxiliary_batches(model: PhasicModel) -> None:
     if model.n_aux_epochs == 0 or model.aux_batch_size is None:
         return
     stored = model.n_steps * model.n_envs * max(model.n_policy_iterations, model.aux_buffer.capacity or 0)
-    less = ", or less, for minibatches of single samples" if has_single_samples(model, 1) else ""
-    is_possible = has_single_samples(model, model.aux_batch_size) or model.aux_batch_size % model.n_steps == 0
+    less = ", or less, for minibatches of single samples" if model.has_single_samples(1) else ""
+    is_possible = model.has_single_samples(model.aux_batch_size) or model.aux_batch_size % model.n_steps == 0
     remedy = f"auxiliary minibatches consist of whole sequences of `n_steps`={model.n_steps} samples; use a multiple of it"
     require(model, is_possible, "aux_batch_size", f"{remedy}{less}")
     remedy = f"a phase stores only n_steps * n_envs * n_policy_iterations = {stored} samples; use at most that, or None"

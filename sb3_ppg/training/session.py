@@ -71,7 +71,7 @@ def training(model: PhasicModel, callback: MaybeCallback, total_timesteps: float
         if model.prior == SELF:
             model.set_prior(SELF)
         model.session = Session(model)
-        model.compiled_training.begin(total_timesteps, continues=not reset_num_timesteps)
+        model.begin_compiled_training(total_timesteps, reset_num_timesteps)
         with (
             results_explained(),
             workers_watched(model.env),

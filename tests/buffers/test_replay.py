@@ -10,7 +10,6 @@ from sb3_ppg import PPG, ArgumentError, PhasicCallback
 from sb3_ppg.buffers.replay import RolloutReplay
 from sb3_ppg.buffers.rollouts import POLICY_KEYS, Rollout
 from sb3_ppg.family import PAPERS_VALUES, with_preset
-from sb3_ppg.training.preparing import recompute_advantages
 from tests.buffers.test_aux_buffer import DICT, IMAGES, N_ENVS, N_STEPS, ReusingRolloutBuffer, fill, make_rollout_buffer
 from tests.helpers import changed, learn_and_log, make_kind, normalized_rewards, saved_and_loaded
 
@@ -130,7 +129,7 @@ def test_older_rollouts_are_brought_up_to_date_before_an_update(kind, monkeypatc
         for rollout in model.replay.due("policy")[:-1]:
             before = {name: array.copy() for name, array in flat(unchanged(rollout)).items()}
             targets = rollout.arrays["targets"].copy()
-            recompute_advantages(model, rollout)
+            model.update_advantages(rollout)
             np.testing.assert_allclose(rollout.arrays["targets"], targets, rtol=1e-5, atol=1e-6)
             assert all(np.array_equal(before[name], array) for name, array in flat(unchanged(rollout)).items())
             seen.append(rollout)
@@ -213,8 +212,8 @@ def test_saved_and_read_again(kind, tmp_path):
             np.testing.assert_array_equal(array, theirs[name])
         if kind == "own arrays":
             np.testing.assert_array_equal(theirs["marks"].ravel(), theirs["rewards"].ravel())
-    recompute_advantages(model, one)
-    recompute_advantages(other, same)
+    model.update_advantages(one)
+    other.update_advantages(same)
     np.testing.assert_array_equal(one.arrays["advantages"], same.arrays["advantages"])
 
 

@@ -15,7 +15,6 @@ from sb3_ppg import PPG, ArgumentError, NormalizedRewardRolloutBuffer, Recurrent
 from sb3_ppg.buffers.rollout_buffers import SequenceRolloutBuffer
 from sb3_ppg.buffers.rollouts import gae, is_recomputable
 from sb3_ppg.objectives import Objective
-from sb3_ppg.training.preparing import recompute_advantages
 from tests.helpers import KINDS, SMALL, VectorRewardEnv, changed, collect, make_kind, names_of, normalized_rewards, random_envs
 
 
@@ -48,7 +47,7 @@ def test_with_the_network_that_collected_them_they_are_the_same(make):
     advantages, returns = buffer.advantages.copy(), buffer.returns.copy()
     model.normalize_advantage = False
     rollout = model.latest_rollout()
-    recompute_advantages(model, rollout)
+    model.update_advantages(rollout)
     np.testing.assert_allclose(rollout.arrays["advantages"].T, advantages, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(rollout.combined(rollout.arrays["targets"]).T, returns, rtol=1e-4, atol=1e-5)
 
@@ -63,7 +62,7 @@ def test_what_changes_with_the_value_function():
     with th.no_grad():
         model.policy.value_net.bias.add_(1.0)
     rollout = model.latest_rollout()
-    recompute_advantages(model, rollout)
+    model.update_advantages(rollout)
     np.testing.assert_allclose(rollout.arrays["advantages"].T - before, np.where(starts, -1.0, -0.1), atol=1e-5)
     assert starts.any() and not starts.all()
 
@@ -145,7 +144,7 @@ def test_the_buffer_that_a_page_shows_is_recomputed_and_replayed(algorithm, poli
     assert len(model.replay.rollouts) == 2
     for rollout in model.replay.rollouts:
         model.normalize_advantage = False
-        recompute_advantages(model, rollout)
+        model.update_advantages(rollout)
         arrays = rollout.arrays
         rewards, values, starts = arrays["rewards"].T, (arrays["targets"] - arrays["advantages"]).T, arrays["episode_starts"].T
         end = {name: arrays[f"last_{name}"][:, 0] for name in ("observations", "dones", "memory") if f"last_{name}" in arrays}

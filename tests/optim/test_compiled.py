@@ -342,7 +342,7 @@ def test_set_ups_that_are_not_compiled_are_named():
     idaac = make(True, **dict(with_preset("idaac", {}), n_aux_epochs=0))
     for model, reason in ((lstm, "LSTMs"), (idaac, "adversary")):
         with pytest.warns(UserWarning, match=f"The updates are not compiled: .*{reason}"):
-            model.compiled_training.begin(1e6, continues=False)
+            model.begin_compiled_training(1e6)
         assert not model.compiled_training.is_enabled
     with pytest.warns(UserWarning, match="policy update is not compiled: minibatches run in micro-batches of 4"):
         make(True, micro_batch_size=4).learn(ROLLOUT)
@@ -353,7 +353,7 @@ def test_auto_compiles_long_trainings():
     has_compiler = shutil.which("g++") is not None
     # 64,000 timesteps have 10,000 steps of the policy phase and 6,000 of the auxiliary phase
     for budget, is_long in ((199_000, False), (200_000, has_compiler), (float("inf"), False)):
-        model.compiled_training.begin(budget, continues=False)  # of the infinite one, a callback decides the length
+        model.begin_compiled_training(budget)  # of the infinite one, a callback decides the length
         assert model.compiled_training.is_enabled == is_long
 
 
@@ -365,7 +365,7 @@ def test_auto_compiles_convolutions_of_small_images(side, is_small):
     model = make(
         "auto", policy="CnnPolicy", env=lambda: env, policy_kwargs=dict(features_extractor_class=MinAtarCNN), **minatar
     )
-    model.compiled_training.begin(2_000_000)
+    model.begin_compiled_training(2_000_000)
     assert model.compiled_training.is_enabled == (is_small and shutil.which("g++") is not None)
 
 
