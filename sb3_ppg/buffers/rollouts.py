@@ -67,18 +67,19 @@ class Rollout:
     @classmethod
     def of(cls, buffer: RolloutBuffer, end: RolloutEnd | None = None, steps: slice = slice(None)) -> Self:
         """
-        Copy the arrays of a full buffer. Nothing else knows its order, (n_steps, n_envs, ...).
+        Copy the arrays of a full buffer. Nothing else knows its order, (n_steps, n_envs, ...). A buffer that was reset by
+        ``reset_rollout_buffer`` gives its own arrays up, one after the other, and has views of the copies in their place.
 
         :param end: state after the rollout. None: it is not known, and nothing needs it
         :param steps: some of the steps
         """
-        found = arrays_by_step(buffer)
-        found = {name: array for name, array in found.items() if f"vector_{name}" not in found}
-
-        def copied(array: np.ndarray) -> np.ndarray:
-            return np.array(array[steps].swapaxes(0, 1), order="C")
-
-        arrays = {NAMES.get(name, name): map_arrays(copied, array) for name, array in found.items()}
+        found, arrays = arrays_by_step(buffer), {}
+        for name in [name for name in found if f"vector_{name}" not in found]:
+            array = found.pop(name)  # whose memory is free when the next one is copied
+            copied = map_arrays(lambda leaf: np.array(leaf[steps].swapaxes(0, 1), order="C"), array)
+            arrays[NAMES.get(name, name)] = copied
+            if steps == slice(None) and name in getattr(buffer, "replaceable", ()):
+                setattr(buffer, name, map_arrays(lambda leaf: leaf.swapaxes(0, 1), copied))
         arrays["actions"] = arrays["actions"].astype(np.float32)  # as SB3's minibatches have them
         last = {} if end is None else {f"last_{name}": one for name, one in end._asdict().items() if one is not None}
         arrays |= map_arrays(lambda array: np.array(array)[:, None], last)
@@ -244,13 +245,30 @@ def _is_sb3s(rollout_buffer: RolloutBuffer, method: str) -> bool:
     return any(getattr(type(rollout_buffer), method) is getattr(one, method) for one in SB3_CLASSES)
 
 
+def reset_rollout_buffer(rollout_buffer: RolloutBuffer) -> None:
+    """
+    Reset a rollout buffer, and note in its ``replaceable`` which arrays its class has assigned anew: as it will at the next
+    reset, instead of writing to the old ones, these may be others by then.
+    """
+    before = {**vars(rollout_buffer)}
+    rollout_buffer.reset()
+    assigned = {name: value for name, value in vars(rollout_buffer).items() if value is not before.get(name)}
+    names = {name for name, value in assigned.items() if all(isinstance(leaf, np.ndarray) for leaf in leaves_of(value))}
+    rollout_buffer.replaceable = names  # type: ignore[attr-defined]
+
+
 def arrays_by_step(rollout_buffer: RolloutBuffer) -> dict[str, Any]:
-    """Return a buffer's arrays as collected, (n_steps, n_envs, ...), by name; observations may be a dictionary of arrays."""
+    """
+    Return a buffer's arrays as collected, (n_steps, n_envs, ...), by name; observations may be a dictionary of arrays. Tensors
+    become arrays.
+    """
     sizes = (rollout_buffer.buffer_size, rollout_buffer.n_envs)
-    arrays = {name: value for name, value in vars(rollout_buffer).items() if isinstance(value, np.ndarray)}
-    return {"observations": rollout_buffer.observations} | {
-        name: array for name, array in arrays.items() if array.shape[:2] == sizes
+    found = {"observations": rollout_buffer.observations} | {
+        name: value
+        for name, value in vars(rollout_buffer).items()
+        if isinstance(value, np.ndarray | th.Tensor) and value.shape[:2] == sizes
     }
+    return map_arrays(lambda leaf: leaf.detach().cpu().numpy() if isinstance(leaf, th.Tensor) else leaf, found)
 
 
 def smallest_observations(rollout_buffer: RolloutBuffer, n: int) -> Observations:
@@ -258,13 +276,9 @@ def smallest_observations(rollout_buffer: RolloutBuffer, n: int) -> Observations
     Return n observations with the shapes and types of a buffer's, ``(n, *observation shape)``: zeros, or the smallest values
     of Discrete and MultiDiscrete spaces.
     """
-    shapes: Any = rollout_buffer.obs_shape
     parts: Any = getattr(rollout_buffer.observation_space, "spaces", rollout_buffer.observation_space)
-
-    def smallest(array: np.ndarray, shape: tuple[int, ...], space: Any) -> np.ndarray:
-        return np.full((n, *shape), getattr(space, "start", 0), array.dtype)
-
-    return map_arrays(smallest, rollout_buffer.observations, shapes, parts)
+    shapes: Any = rollout_buffer.obs_shape
+    return map_arrays(lambda space, shape: np.full((n, *shape), getattr(space, "start", 0), space.dtype), parts, shapes)
 
 
 def leaves_of(arrays: Any) -> Iterator[Any]:

@@ -14,7 +14,15 @@ from stable_baselines3.common.vec_env import VecEnv
 from sb3_ppg.actions import unvalidated_distributions
 from sb3_ppg.arguments import require
 from sb3_ppg.arrays import map_arrays
-from sb3_ppg.buffers.rollouts import Observations, Rollout, SeparatesBootstrap, batches, is_recomputable
+from sb3_ppg.buffers.rollouts import (
+    Observations,
+    Rollout,
+    SeparatesBootstrap,
+    batches,
+    is_recomputable,
+    reset_rollout_buffer,
+    smallest_observations,
+)
 from sb3_ppg.distributed import n_processes
 from sb3_ppg.environments.watched import CheckedSteps
 from sb3_ppg.errors import ArgumentError, NonFiniteActionError, warn
@@ -39,7 +47,7 @@ def take_steps(
     n_steps, n_new = 0, env.num_envs * n_processes()
     new_obs: Any
     actions: Any  # a tensor, then an array: SB3's callbacks use this name for both
-    rollout_buffer.reset()
+    reset_rollout_buffer(rollout_buffer)
     callback.on_rollout_start()
     model.time_limits.begin(model._last_episode_starts, model.ignore_terminations)
     if (reader := model.reward_reader) is not None:
@@ -133,8 +141,8 @@ def _bootstrapped(
 
 def as_stored(rollout_buffer: RolloutBuffer, observations: Any) -> Observations:
     """Copy observations of all environments, in the shapes and types of a buffer's; of a mapping, only the buffer's keys."""
-    there = rollout_buffer.observations
-    return map_arrays(lambda like, array: np.array(array, like.dtype).reshape(like.shape[1:]), there, observations)
+    there = smallest_observations(rollout_buffer, rollout_buffer.n_envs)
+    return map_arrays(lambda like, array: np.array(array, like.dtype).reshape(like.shape), there, observations)
 
 
 # Larger than rounding errors, even in bfloat16 or for standard deviations of 1e-3; smaller than a wrong distribution's error

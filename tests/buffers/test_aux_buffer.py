@@ -36,7 +36,7 @@ def fill(buffer: RolloutBuffer, rollout: int) -> RolloutBuffer:
 
 
 def kept(buffer: RolloutBuffer, **others: np.ndarray) -> Rollout:
-    """What an auxiliary buffer keeps of a full buffer."""
+    """Return the part of a full buffer that an auxiliary buffer keeps."""
     rollout = Rollout.of(buffer)
     rollout.arrays |= others
     return rollout.kept(["observations", "targets", *others])

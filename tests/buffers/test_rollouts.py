@@ -1,5 +1,6 @@
 """Rollout buffers: what a class declares, advantages, and those that are recomputed before further epochs."""
 
+import weakref
 from functools import partial
 
 import numpy as np
@@ -8,12 +9,13 @@ import torch as th
 from gymnasium import spaces
 from sb3_contrib.common.maskable.buffers import MaskableRolloutBuffer
 from stable_baselines3.common.buffers import RolloutBuffer
+from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecNormalize
 
 from sb3_ppg import PPG, ArgumentError, NormalizedRewardRolloutBuffer, RecurrentPPG, RewardNormalizer, VectorRewards
 from sb3_ppg.buffers.rollout_buffers import SequenceRolloutBuffer
-from sb3_ppg.buffers.rollouts import gae, is_recomputable
+from sb3_ppg.buffers.rollouts import batches, gae, is_recomputable
 from sb3_ppg.objectives import Objective
 from tests.helpers import KINDS, SMALL, VectorRewardEnv, changed, collect, make_kind, names_of, normalized_rewards, random_envs
 
@@ -195,6 +197,64 @@ def test_a_class_is_trusted_with_what_it_says_of_the_methods_that_it_overrides(c
     kwargs = dict(reward_normalizer=RewardNormalizer()) if issubclass(cls, NormalizedRewardRolloutBuffer) else {}
     buffer = cls(2, spaces.Box(-1, 1, (1,)), spaces.Discrete(2), "cpu", **kwargs)
     assert is_recomputable(buffer) == CLASSES[cls]
+
+
+def test_after_an_update_the_buffer_is_as_collected_and_its_memory_is_the_rollouts():
+    """It is a view of what the phase keeps, whose originals are gone."""
+    collected, originals = [], []
+
+    class Watch(BaseCallback):
+        def _on_step(self):
+            return True
+
+        def _on_rollout_end(self):
+            buffer = self.model.rollout_buffer
+            collected.append(
+                {name: getattr(buffer, name).copy() for name in ("observations", "rewards", "advantages", "returns")}
+            )
+            originals.append(weakref.ref(buffer.observations))
+
+    model = PPG("MlpPolicy", ones(), **OF_BUFFERS).learn(32, callback=Watch())
+    for name, array in collected[0].items():
+        np.testing.assert_array_equal(getattr(model.rollout_buffer, name), array)
+    assert originals[0]() is None
+    assert np.shares_memory(model.rollout_buffer.observations, model.aux_buffer.rollouts[0].arrays["observations"])
+
+
+class InPlace(RolloutBuffer):
+    """Has the same arrays for all rollouts."""
+
+    def reset(self):
+        if not hasattr(self, "observations"):
+            super().reset()
+        self.observations[:], self.returns[:] = 0, 0
+        self.pos, self.full = 0, False
+
+
+class Tensors(RolloutBuffer):
+    """Has observations and own data in tensors."""
+
+    def reset(self):
+        super().reset()
+        self.observations, self.marks = th.as_tensor(self.observations), th.zeros(self.rewards.shape)
+
+    def add(self, obs, *others):
+        tensors, self.observations = self.observations, self.observations.numpy()
+        super().add(obs, *others)
+        self.observations, self.marks[self.pos - 1] = tensors, th.as_tensor(obs[:, 0])
+
+
+@pytest.mark.parametrize("cls", [InPlace, Tensors])
+def test_rollouts_are_those_of_sb3s_buffer_however_a_class_keeps_its_arrays(cls):
+    kwargs = OF_BUFFERS | dict(n_policy_iterations=4)
+    models = [
+        PPG("MlpPolicy", random_envs(), rollout_buffer_class=one, **kwargs).learn(3 * 32) for one in (RolloutBuffer, cls)
+    ]
+    for expected, rollout in zip(*(model.aux_buffer.rollouts for model in models), strict=True):
+        np.testing.assert_equal(rollout.arrays, expected.arrays)
+    assert not changed(*models)
+    (batch,) = batches([models[1].latest_rollout()], [np.arange(32)], 1, "cpu")
+    assert cls is not Tensors or th.equal(batch.marks, batch.observations[:, 0])
 
 
 class EveryOther(RolloutBuffer):
