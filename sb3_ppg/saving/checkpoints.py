@@ -12,7 +12,7 @@ from stable_baselines3.common.type_aliases import MaybeCallback
 
 from sb3_ppg.arguments import check_value, count, optional
 from sb3_ppg.callbacks import PhasicCallback, called_by, every
-from sb3_ppg.distributed import agreed, broadcast, check_weights, gather, has_abandoned_group, n_processes, rank
+from sb3_ppg.distributed import broadcast, gather, n_processes, rank
 from sb3_ppg.errors import ArgumentError, warn
 from sb3_ppg.saving.files import atomic_writes, checkpoint_of, is_whole
 from sb3_ppg.saving.training_state import (
@@ -128,14 +128,9 @@ class PhasicCheckpointCallback(PhasicCallback):
             self.save()
 
     def save(self) -> None:
-        """
-        Write a checkpoint, unless it is written already. Warn instead if a number in the state is not finite.
-
-        :raises ProcessGroupError: if the weights of several processes differ
-        """
-        if self._saved_at == self.model.num_timesteps or has_abandoned_group():
+        """Write a checkpoint, unless it is written already. Warn instead if a number in the state is not finite."""
+        if self._saved_at == self.model.num_timesteps:
             return
-        check_weights(self.model)
         path = self.save_path / f"{self.name_prefix}_{self.model.num_timesteps}_steps.zip"
         if error := next(filter(None, gather(first_non_finite(self.model))), None):
             warn(f"{path} is not written: {error}. The checkpoint before it stays the latest")
@@ -143,14 +138,15 @@ class PhasicCheckpointCallback(PhasicCallback):
         self._latest = broadcast(max(time.time_ns(), self._latest + 1))  # a clock may be set back
         self.model._checkpoint = [self._run, self._latest]
         own = file_of_process(aux_buffer_path(path))
-        with agreed(), atomic_writes(*([own, path] if n_processes() == 1 else [own])) as (state, *model_file):
+        with atomic_writes(*([own, path] if n_processes() == 1 else [own])) as (state, *model_file):
             write_training_state(self.model, state)
             for temporary in model_file:
                 with temporary.open("wb") as file:
                     self.model.save(file)
-        if n_processes() > 1:  # all have written their own files
-            with agreed():
-                self.model.save(path)  # only the first one writes
+        if n_processes() > 1:
+            gather(None)  # all have written their own files
+            self.model.save(path)  # the first one alone writes
+            gather(None)
         self._saved_at = self.model.num_timesteps
         if self.verbose >= 2:
             print(f"Saving model checkpoint to {path}")
