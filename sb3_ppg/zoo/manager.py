@@ -308,7 +308,6 @@ class Manager(ExperimentManager):
                     max(1, round(callback.save_freq / model.n_steps)),
                     callback.save_path,
                     callback.name_prefix,
-                    keep_buffers=None if self.save_replay_buffer else 2,  # the latest may be damaged
                     verbose=2,
                 )
         if n_processes() > 1 and not self.show_progress:
