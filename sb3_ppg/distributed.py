@@ -13,6 +13,7 @@ import re
 import signal
 import socket
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -27,14 +28,11 @@ import torch.distributed as dist
 from stable_baselines3.common.utils import set_random_seed
 from torch import nn
 
-from sb3_ppg.errors import ArgumentError, NonFiniteLossError, ProcessGroupError, warn
-from sb3_ppg.protocols import PhasicModel
+from sb3_ppg.errors import ArgumentError, ProcessGroupError, warn
 
-FIRST_ERROR = "sb3_ppg/first_error"
 PACKAGES = ("sb3-ppg", "stable-baselines3", "torch", "numpy", "gymnasium")  # whose versions must be equal
 PR_SET_PDEATHSIG = 1  # an option of Linux's prctl
-_store: "dist.Store | None" = None  # it outlives the group: processes that were cut off look for the first error there
-_left_as: tuple[int, int] | None = None  # rank and number of processes, in a group that an error has ended
+SECONDS_TO_END = 10  # for torchrun to notice that another process has ended
 
 
 def has_group() -> bool:
@@ -53,10 +51,8 @@ def rank() -> int:
 
 
 def rank_and_size() -> tuple[int, int]:
-    """Return the rank and the number of processes; the last known values after an error has ended the group."""
-    if has_group():
-        return dist.get_rank(), dist.get_world_size()
-    return _left_as or (0, 1)
+    """Return the rank and the number of processes."""
+    return (dist.get_rank(), dist.get_world_size()) if has_group() else (0, 1)
 
 
 def gpu_name(device: th.device) -> str:
@@ -109,22 +105,20 @@ def process_group(timeout: float | None = None, start_timeout: float | None = No
         return
     timeout = float(os.environ.get("SB3_PPG_TIMEOUT", 1800)) if timeout is None else timeout
     start_timeout = float(os.environ.get("SB3_PPG_START_TIMEOUT", 60)) if start_timeout is None else start_timeout
-    _start_group(timedelta(seconds=timeout), timedelta(seconds=start_timeout))
+    store = _start_group(timedelta(seconds=timeout), timedelta(seconds=start_timeout))
     try:
         require_equal({"Python": platform.python_version(), **{package: version(package) for package in PACKAGES}})
         yield
-    except BaseException as error:
-        leave_group(error)
+    except Exception as error:
+        _wait_for_torchrun(error, store)
         raise
     finally:
-        if has_group():
-            dist.destroy_process_group()
-        use_store(None)
+        leave_group()
         gc.collect()  # the group's threads end with its last reference; at the interpreter's exit they would abort it
 
 
-def _start_group(timeout: timedelta, start_timeout: timedelta) -> None:
-    """Call ``init_process_group("env://")`` with a fitting backend, and so that torchrun can restart the processes."""
+def _start_group(timeout: timedelta, start_timeout: timedelta) -> "dist.Store":
+    """Call ``init_process_group("env://")`` with a fitting backend, so that torchrun can restart all; return the store."""
     from torch.distributed.rendezvous import rendezvous  # some builds of torch do not have it
 
     n_gpus = th.cuda.device_count() if th.cuda.is_available() else 0
@@ -140,9 +134,9 @@ def _start_group(timeout: timedelta, start_timeout: timedelta) -> None:
     except (RuntimeError, ValueError) as error:
         number = f"process {os.environ['RANK']} of {n_started()}"
         raise ProcessGroupError(f"{number} has not met the others within {start_timeout}: {error}") from error
-    use_store(store)
     if rank == 0:
         print(f"{size} processes train one model, which they share by {backend}")
+    return store
 
 
 def choose_backend(gpus: list[str]) -> str:
@@ -151,71 +145,47 @@ def choose_backend(gpus: list[str]) -> str:
 
 
 def check_group() -> None:
-    """
-    Warn under ``torchrun`` if each process trains a model of its own, which is surely not meant.
-
-    :raises ProcessGroupError: if there was a group, but an error has ended it
-    """
-    if has_abandoned_group():
-        raise ProcessGroupError("an error has ended the group of processes: leave `process_group()`, and start all again")
+    """Warn under ``torchrun`` if this process trains a model of its own, which is surely not meant."""
     if n_processes() == 1 and n_started() > 1:
         warn(
             f"This is one of {n_started()} processes, but it trains alone: put `with sb3_ppg.process_group():` around the "
-            "training, for all to train one model"
+            "training, for all to train one model. After an error, start all again"
         )
 
 
 # ---- the group's end ----
 
 
-def use_store(store: "dist.Store | None") -> None:
-    """Remember a new group's store (None after the group's end), and forget the group before."""
-    global _store, _left_as
-    _store, _left_as = store, None
+def leave_group() -> None:
+    """End this process's part of the group, so that no other process waits for it."""
+    if has_group():
+        dist.destroy_process_group()
 
 
-def mark_shared(error: BaseException) -> BaseException:
-    """Mark, and return, an error that is raised in all processes, as itself or as a ``ProcessGroupError`` that quotes it."""
-    vars(error)["is_shared"] = True
-    return error
-
-
-def is_shared(error: BaseException) -> bool:
-    """Return whether an error is raised in all processes. Losses are averaged, so a bad one is bad in all."""
-    return getattr(error, "is_shared", False) or isinstance(error, NonFiniteLossError)
-
-
-def leave_group(error: BaseException) -> None:
+def _wait_for_torchrun(error: Exception, store: "dist.Store") -> None:
     """
-    Leave the group after an error that the other processes do not have, so that they end, too, instead of waiting. They
-    report the error that came first.
+    Let ``torchrun`` report the error that came first on this machine. It ends all processes when it sees that one has ended,
+    so those that fail later, or have merely lost another one, wait for that.
     """
-    global _left_as
-    if not has_group() or is_shared(error):
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
         return
-    _left_as = rank_and_size()
-    if _store is not None and not isinstance(error, ProcessGroupError):
-        with suppress(RuntimeError):  # the process that keeps the store may have ended, too
-            _store.compare_set(FIRST_ERROR, "", f"process {rank()} of {n_processes()}: {type(error).__name__}: {error}")
-    dist.destroy_process_group()
+    from torch.distributed.elastic.multiprocessing.errors import get_error_handler  # some builds of torch do not have it
 
-
-def has_abandoned_group() -> bool:
-    """Return whether an error has ended the group, so that the other processes' states are unknown."""
-    return _left_as is not None
+    machine, number, is_first = os.environ["GROUP_RANK"], os.environ["LOCAL_RANK"], False
+    with suppress(RuntimeError):  # the process that keeps the store has ended, too
+        is_first = store.compare_set(f"first_on_{machine}", "", number).decode() == number
+    if not is_first or isinstance(error, ProcessGroupError):
+        time.sleep(SECONDS_TO_END)
+    get_error_handler().record_exception(error)
 
 
 @contextmanager
 def _connected() -> Iterator[None]:
-    """Raise a ``ProcessGroupError`` that names the first error where torch only reports a lost connection."""
+    """Raise a ``ProcessGroupError`` where torch reports a lost connection."""
     try:
         yield
     except RuntimeError as error:
-        message = f"another process does not answer any more: {error}"
-        with suppress(RuntimeError):
-            if _store is not None and _store.check([FIRST_ERROR]):
-                message = _store.get(FIRST_ERROR).decode()
-        raise ProcessGroupError(message) from error
+        raise ProcessGroupError(f"another process does not answer any more: {error}") from error
 
 
 # ---- numbers ----
@@ -299,49 +269,7 @@ def broadcast(value: Any) -> Any:
     return values[0]
 
 
-# ---- agreement ----
-
-
-@contextmanager
-def agreed() -> Iterator[None]:
-    """
-    Run a block in all processes, which must not wait for each other within it. An error in one ends the block in all.
-
-    :raises ProcessGroupError: in the processes that had no error, with the message of the first one that had
-    """
-    try:
-        yield
-    except Exception as error:
-        if not is_shared(error):  # else a block within this one has told the others
-            gather(f"{type(error).__name__}: {error}")
-            mark_shared(error)
-        raise
-    for number, message in enumerate(gather(None)):
-        if message is not None:
-            raise mark_shared(ProcessGroupError(f"process {number} of {n_processes()}: {message}"))
-
-
-# ---- weights and settings ----
-
-
-def check_weights(model: PhasicModel) -> None:
-    """
-    Compare the weights of all processes, which are equal but for rounding on different processors.
-
-    :raises ProcessGroupError: in all processes, if the weights differ
-    """
-    if not has_group():
-        return
-    named = [*model.policy.named_parameters("policy"), *model.objective.named_parameters("objective")]
-    norms = np.array(gather(th.stack([parameter.detach().norm() for _, parameter in named]).tolist()))
-    differs = ~np.isclose(norms, norms[0], rtol=1e-3).all(axis=0)
-    if differing := [name for (name, _), is_other in zip(named, differs, strict=True) if is_other]:
-        raise mark_shared(
-            ProcessGroupError(
-                f"the weights of the processes have become different: {', '.join(differing)}. Does something else than the "
-                "gradient change them, in one process only?"
-            )
-        )
+# ---- settings ----
 
 
 def require_equal(settings: Mapping[str, Any]) -> None:
@@ -357,7 +285,7 @@ def require_equal(settings: Mapping[str, Any]) -> None:
             # Long ones are shown from shortly before their first difference
             start = max(0, len(commonprefix(values)) - 40)  # noqa: RUF071 (they are compared by characters)
             shown = ", ".join(f"{'...' * (start > 0)}{value[start : start + 200]}" for value in values)
-            raise mark_shared(ArgumentError(f"`{name}` differs between the processes, {shown}: use one value"))
+            raise ArgumentError(f"`{name}` differs between the processes, {shown}: use one value")
 
 
 def _describe(value: Any) -> str:

@@ -42,7 +42,7 @@ class WorkerError(RuntimeError):
 
 
 class ProcessGroupError(RuntimeError):
-    """Raised when another process of the run has failed, has ended, or has other settings. The message says which one."""
+    """Raised when processes that train together do not meet, or one has lost another, which has failed or ended."""
 
 
 def warn(message: str) -> None:

@@ -34,7 +34,7 @@ from sb3_ppg.buffers.replay import RolloutReplay
 from sb3_ppg.buffers.rollout_buffers import with_vector_rewards
 from sb3_ppg.buffers.rollouts import POLICY_KEYS, Rollout, RolloutEnd, smallest_observations, store_floats
 from sb3_ppg.callbacks import without_rank_zero_callbacks
-from sb3_ppg.distributed import agreed, n_processes, rank
+from sb3_ppg.distributed import n_processes, rank
 from sb3_ppg.environments.vec_envs import GymnasiumVecEnv
 from sb3_ppg.environments.vector_rewards import RewardReader, mean_vector_return, tell_weights
 from sb3_ppg.environments.watched import TimeLimits, check_first_observations, innermost, normalizers, statistics_protected
@@ -498,8 +498,8 @@ class PhasicAlgorithm(OnPolicyAlgorithm):
         rollouts have trained the policy, and are kept for the auxiliary phase of the next call.
 
         :raises ArgumentError: if attributes cannot work together
-        :raises NonFiniteError: if an observation, a reward, a loss or a gradient is NaN or infinite. For this error and
-            the next two, callbacks are told that the run has ended
+        :raises NonFiniteError: if an observation, a reward, a loss or a gradient is NaN or infinite. After this error and
+            the next one, if there is a single process, callbacks are told that the run has ended
         :raises WorkerError: if the process of an environment has died
         :raises ProcessGroupError: if another process has failed
         :raises SystemExit: after SIGTERM, when the iteration is finished and a ``PhasicCheckpointCallback`` has saved it
@@ -569,7 +569,7 @@ class PhasicAlgorithm(OnPolicyAlgorithm):
             if not self._custom_logger:
                 self._logger, self._custom_logger = Logger(folder=None, output_formats=[]), True
         assert self.env is not None
-        with agreed(), statistics_protected(normalizers(self.env)):
+        with statistics_protected(normalizers(self.env)):
             if not self._custom_logger:
                 options = (self._log_folder, self.tensorboard_log, self.verbose)
                 self._logger = logger_of_run(*options, tb_log_name, reset_num_timesteps)

@@ -12,18 +12,18 @@ from stable_baselines3.common.type_aliases import MaybeCallback
 
 from sb3_ppg.arguments import check_value, count, optional
 from sb3_ppg.callbacks import PhasicCallback, called_by, every
-from sb3_ppg.distributed import agreed, broadcast, check_weights, gather, has_abandoned_group, n_processes, rank
+from sb3_ppg.distributed import broadcast, gather, n_processes, rank
 from sb3_ppg.errors import ArgumentError, warn
 from sb3_ppg.saving.files import atomic_writes, checkpoint_of, is_whole
 from sb3_ppg.saving.training_state import (
     file_of_process,
     files_of_processes,
     first_non_finite,
-    remove_rollouts,
     write_training_state,
 )
 
 SUFFIX = ".aux_buffer.npz"
+N_COMPLETE = 2  # number of the latest checkpoints that have their rollouts
 
 
 def aux_buffer_path(model_path: str | Path) -> Path:
@@ -66,10 +66,9 @@ class PhasicCheckpointCallback(PhasicCallback):
     :param save_freq: iterations between two checkpoints
     :param save_path: the folder; made if it is not there
     :param name_prefix: beginning of the files' names
-    :param keep: number of the latest checkpoints of this run that are kept; None: all. A run that resumes from a checkpoint
-        counts as the same run; files of other runs in the folder are left alone
-    :param keep_buffers: number of the latest checkpoints that also keep the rollouts of their phase, which are large; None:
-        all. The statistics of ``VecNormalize`` are kept with every checkpoint
+    :param keep: number of the latest checkpoints of this run whose models are kept; None: all. Their other files, which are
+        large, are only kept for the latest two, as the latest may be damaged. A run that resumes from a checkpoint counts as
+        the same run; files of other runs in the folder are left alone
     :param verbose: 2: print a line when a checkpoint is saved
     :raises ArgumentError: for numbers that cannot work; when ``learn`` begins, if another callback would call this one
     """
@@ -81,18 +80,14 @@ class PhasicCheckpointCallback(PhasicCallback):
         name_prefix: str = "ppg_model",
         keep: int | None = None,
         verbose: int = 0,
-        *,
-        keep_buffers: int | None = None,
     ):
         super().__init__(verbose)
         check_value("save_freq", save_freq, count())
         check_value("keep", keep, optional(count(), "to keep all"))
-        check_value("keep_buffers", keep_buffers, optional(count(), "to keep all"))
         self.save_freq = save_freq
         self.save_path = Path(save_path)
         self.name_prefix = name_prefix
         self.keep = keep
-        self.keep_buffers = keep_buffers
         self.model: Any  # a PhasicModel
         self.is_amid_iteration = False  # after an error in the middle of an iteration
         self._n_rollouts = 0
@@ -103,7 +98,7 @@ class PhasicCheckpointCallback(PhasicCallback):
 
     def settings(self) -> list[Any]:
         """Return the arguments that must be equal in all processes."""
-        return [self.save_freq, self.name_prefix, self.keep, self.keep_buffers]
+        return [self.save_freq, self.name_prefix, self.keep]
 
     def _on_training_start(self) -> None:
         self._n_rollouts = 0
@@ -128,14 +123,9 @@ class PhasicCheckpointCallback(PhasicCallback):
             self.save()
 
     def save(self) -> None:
-        """
-        Write a checkpoint, unless it is written already. Warn instead if a number in the state is not finite.
-
-        :raises ProcessGroupError: if the weights of several processes differ
-        """
-        if self._saved_at == self.model.num_timesteps or has_abandoned_group():
+        """Write a checkpoint, unless it is written already. Warn instead if a number in the state is not finite."""
+        if self._saved_at == self.model.num_timesteps:
             return
-        check_weights(self.model)
         path = self.save_path / f"{self.name_prefix}_{self.model.num_timesteps}_steps.zip"
         if error := next(filter(None, gather(first_non_finite(self.model))), None):
             warn(f"{path} is not written: {error}. The checkpoint before it stays the latest")
@@ -143,32 +133,30 @@ class PhasicCheckpointCallback(PhasicCallback):
         self._latest = broadcast(max(time.time_ns(), self._latest + 1))  # a clock may be set back
         self.model._checkpoint = [self._run, self._latest]
         own = file_of_process(aux_buffer_path(path))
-        with agreed(), atomic_writes(*([own, path] if n_processes() == 1 else [own])) as (state, *model_file):
+        with atomic_writes(*([own, path] if n_processes() == 1 else [own])) as (state, *model_file):
             write_training_state(self.model, state)
             for temporary in model_file:
                 with temporary.open("wb") as file:
                     self.model.save(file)
-        if n_processes() > 1:  # all have written their own files
-            with agreed():
-                self.model.save(path)  # only the first one writes
+        if n_processes() > 1:
+            gather(None)  # all have written their own files
+            self.model.save(path)  # the first one alone writes
+            gather(None)
         self._saved_at = self.model.num_timesteps
         if self.verbose >= 2:
             print(f"Saving model checkpoint to {path}")
         self._saved = [*(one for one in self._saved if one != path), path]
-        self._remove_old()
+        if rank() == 0:
+            self._remove_old()
 
     def _remove_old(self) -> None:
-        without_model = self._saved[: -self.keep] if self.keep is not None else []
-        without_buffers = self._saved[: -self.keep_buffers] if self.keep_buffers is not None else []
-        for old in without_model:
-            old.unlink(missing_ok=True)  # first: without it the other file is no checkpoint
-            self._saved.remove(old)
-        for old in {*without_model, *without_buffers}:
-            for buffers in files_of_processes(aux_buffer_path(old)) if rank() == 0 else []:
-                if old in without_model:
-                    buffers.unlink(missing_ok=True)
-                else:
-                    remove_rollouts(buffers)
+        for n_newer, path in enumerate(reversed(self._saved)):
+            if self.keep is not None and n_newer >= self.keep:
+                path.unlink(missing_ok=True)  # first: without it the other file is no checkpoint
+            if n_newer >= min(self.keep or N_COMPLETE, N_COMPLETE):
+                for state in files_of_processes(aux_buffer_path(path)):
+                    state.unlink(missing_ok=True)
+        self._saved = self._saved[-(self.keep or 0) :]
 
 
 def checkpoint_callbacks(callback: MaybeCallback) -> list[PhasicCheckpointCallback]:

@@ -65,25 +65,9 @@ def write_training_state(model: PhasicModel, path: Path) -> None:
         "replay_uses": [[rollout.uses[kind] for kind in KINDS] for rollout in model.replay.rollouts[: model.replay.n_stored]],
         "generators": generator_states(),
     }
-    _write(path, description, _arrays(model))
-
-
-def _write(path: Path, description: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
     text = json.dumps(description, default=lambda array: array.tolist())
     with path.open("wb") as file:
-        np.savez(file, description=np.frombuffer(text.encode(), dtype=np.uint8), **arrays)  # type: ignore[arg-type]
-
-
-def remove_rollouts(path: Path) -> None:
-    """Leave the statistics of ``VecNormalize`` alone in a file, and remove it if it has none."""
-    with np.load(path, allow_pickle=False) as archive:
-        description = json.loads(archive["description"].tobytes())
-        arrays = {name: archive[name] for name in archive.files if name.startswith("normalize/")}
-    if not arrays:
-        path.unlink()
-    elif description["progress_of_rollouts"] is not None:  # else they were removed before
-        with atomic_writes(path) as (temporary,):
-            _write(temporary, {**description, "progress_of_rollouts": None}, arrays)
+        np.savez(file, description=np.frombuffer(text.encode(), dtype=np.uint8), **_arrays(model))  # type: ignore[arg-type]
 
 
 def first_non_finite(model: PhasicModel) -> str | None:
@@ -161,9 +145,7 @@ def load_training_state(model: PhasicModel, path: Path) -> None:
         running = all_statistics(model.env)
         normalization = {name: _read(archive, f"normalize/{name}", moments_of(rms)) for name, rms in running.items()}
         aux_buffer, replayed = model.aux_buffer.emptied(), []
-        if description["progress_of_rollouts"] is None:
-            warn("The rollouts of this checkpoint were removed, and VecNormalize's statistics kept: the phase starts over")
-        elif same_processes:
+        if same_processes:
             n_stored, _ = model.n_kept_rollouts()
             check_room(model, n_stored)
             like, allowed = model.rollout_template(), model.allow_nonfinite_observations

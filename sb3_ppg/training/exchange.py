@@ -11,7 +11,7 @@ from stable_baselines3.common.running_mean_std import RunningMeanStd
 from sb3_ppg.arguments import argument_names, argument_value
 from sb3_ppg.arrays import map_arrays
 from sb3_ppg.buffers.rollout_buffers import NormalizedRewardRolloutBuffer
-from sb3_ppg.distributed import agreed, broadcast, gather, gpu_name, mark_shared, n_processes, rank, require_equal, seed_apart
+from sb3_ppg.distributed import broadcast, gather, gpu_name, n_processes, rank, require_equal, seed_apart
 from sb3_ppg.environments.watched import all_statistics
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.protocols import COUNTERS, PhasicModel
@@ -29,9 +29,7 @@ def start_together(model: PhasicModel, settings: dict[str, Any]) -> None:
         if model.device.type == "cuda":
             own, used = zip(*gather((gpu_name(th.device("cuda")), gpu_name(model.device))), strict=True)
             if len(set(used)) < len(set(own)):
-                raise mark_shared(
-                    ArgumentError(f"`device`={str(model.device)!r} is one GPU for several processes: use device='auto'")
-                )
+                raise ArgumentError(f"`device`={str(model.device)!r} is one GPU for several processes: use device='auto'")
         _share_state(model)
         seed_apart(model.device)
 
@@ -89,7 +87,7 @@ class RolloutExchange:
 
     def rollout(self, collect: Callable[[], End | None]) -> End | None:
         """
-        Collect a rollout in each process. After an error in any of them, everything merged is as it was before.
+        Collect a rollout in each process.
 
         :param collect: function that returns the end of the rollout; None to stop, and then all processes stop
         """
@@ -97,29 +95,23 @@ class RolloutExchange:
         if n_processes() == 1:
             return collect()
         assert model.ep_info_buffer is not None and model.ep_success_buffer is not None
-        n_steps, window = model.num_timesteps, model.ep_info_buffer.maxlen
-        episodes, successes = list(model.ep_info_buffer), list(model.ep_success_buffer)
-        reports: list[_Report] = []
+        window, episodes, successes = model.ep_info_buffer.maxlen, [*model.ep_info_buffer], [*model.ep_success_buffer]
         # Without a limit, new episodes are those after the old ones
         model.ep_info_buffer, model.ep_success_buffer = deque(episodes), deque(successes)
-        try:
-            with agreed():
-                end = collect()
-            moments = [subtract_moments(_moments(rms), old) for rms, old in zip(self._running, self._merged, strict=True)]
-            new_episodes = list(model.ep_info_buffer)[len(episodes) :], list(model.ep_success_buffer)[len(successes) :]
-            reports = gather(_Report(end is not None, model.num_timesteps, *new_episodes, moments))
-        finally:  # after an error there are no reports
-            # A process that stops has taken fewer steps
-            model.num_timesteps = max((report.num_timesteps for report in reports), default=n_steps)
-            episodes += [episode for report in reports for episode in report.episodes]
-            successes += [success for report in reports for success in report.successes]
-            model.ep_info_buffer, model.ep_success_buffer = deque(episodes, window), deque(successes, window)
-            for index, (rms, before) in enumerate(zip(self._running, self._merged, strict=True)):
-                rms.mean, rms.var, rms.count = before
-                for mean, var, count in (report.moments[index] for report in reports):
-                    if count > 0:
-                        rms.update_from_moments(mean, var, count)
-            self._merged = [_moments(rms) for rms in self._running]
+        end = collect()
+        new_episodes = [*model.ep_info_buffer][len(episodes) :], [*model.ep_success_buffer][len(successes) :]
+        moments = [subtract_moments(_moments(rms), old) for rms, old in zip(self._running, self._merged, strict=True)]
+        reports = gather(_Report(end is not None, model.num_timesteps, *new_episodes, moments))
+        model.num_timesteps = max(report.num_timesteps for report in reports)  # a process that stops has taken fewer steps
+        episodes += [episode for report in reports for episode in report.episodes]
+        successes += [success for report in reports for success in report.successes]
+        model.ep_info_buffer, model.ep_success_buffer = deque(episodes, window), deque(successes, window)
+        for index, (rms, before) in enumerate(zip(self._running, self._merged, strict=True)):
+            rms.mean, rms.var, rms.count = before
+            for mean, var, count in (report.moments[index] for report in reports):
+                if count > 0:
+                    rms.update_from_moments(mean, var, count)
+        self._merged = [_moments(rms) for rms in self._running]
         return end if all(report.continues for report in reports) else None
 
 

@@ -13,7 +13,7 @@ from stable_baselines3.common.type_aliases import MaybeCallback
 from stable_baselines3.common.vec_env import VecEnvWrapper
 
 from sb3_ppg.buffers.memory import check_room, check_room_for_replay
-from sb3_ppg.distributed import agreed, check_group, gather, is_shared, leave_group, mark_shared, n_processes, rank
+from sb3_ppg.distributed import check_group, gather, leave_group, n_processes, rank
 from sb3_ppg.environments.watched import all_statistics, innermost, results_explained, workers_watched
 from sb3_ppg.errors import (
     ArgumentError,
@@ -51,17 +51,16 @@ class Session:
 @contextmanager
 def training(model: PhasicModel, callback: MaybeCallback, total_timesteps: float, reset_num_timesteps: bool) -> Iterator[None]:
     """
-    Guard a run of ``learn``, in which the model has a ``session``. After a ``NonFiniteError``, ``WorkerError`` or
-    ``ProcessGroupError``, callbacks are told that the run has ended.
+    Guard a run of ``learn``, in which the model has a ``session``. After a ``NonFiniteError`` or a ``WorkerError`` in a single
+    process, callbacks are told that the run has ended.
 
     :raises SystemExit: after SIGTERM, once the iteration is over and saved by a ``PhasicCheckpointCallback``
     :raises KeyboardInterrupt: after Ctrl-C in one of several processes, once the iteration is over
     """
     check_group()
     try:
-        with agreed():
-            check_checkpoint_callbacks(callback)
-            _prepare(model, total_timesteps, reset_num_timesteps)
+        check_checkpoint_callbacks(callback)
+        _prepare(model, total_timesteps, reset_num_timesteps)
         settings = {
             "total_timesteps": total_timesteps,
             "reset_num_timesteps": reset_num_timesteps,
@@ -79,7 +78,7 @@ def training(model: PhasicModel, callback: MaybeCallback, total_timesteps: float
         ):
             yield
         if (ending := model.session.agreed_end()) is not None:
-            raise mark_shared(KeyboardInterrupt() if ending == signal.SIGINT else SystemExit(128 + ending))
+            raise KeyboardInterrupt if ending == signal.SIGINT else SystemExit(128 + ending)
     except BaseException as error:
         _clean_up(model, callback, error)
         raise
@@ -88,14 +87,12 @@ def training(model: PhasicModel, callback: MaybeCallback, total_timesteps: float
 
 
 def _clean_up(model: PhasicModel, callback: MaybeCallback, error: BaseException) -> None:
-    """Leave model, callbacks and other processes in a state from which they can continue or end."""
-    leave_group(error)
-    if isinstance(error, (NonFiniteEnvironmentError, ProcessGroupError)):
+    """Leave model and callbacks in a state from which they can continue, and let the other processes of a group end."""
+    if isinstance(error, NonFiniteEnvironmentError):
         model._last_obs = None  # the environments have moved on, so they are reset
-    is_expected = isinstance(error, (NonFiniteError, WorkerError, ProcessGroupError)) or (
-        n_processes() > 1 and is_shared(error)
-    )
-    if is_expected and isinstance(error, Exception) and model.session is not None and model.session.callback is not None:
+    if isinstance(error, Exception) and model.session is not None and n_processes() > 1:
+        leave_group()
+    elif isinstance(error, (NonFiniteError, WorkerError)) and model.session is not None and model.session.callback is not None:
         model.session.callback.on_training_end()  # checkpoints are saved, files closed
     for one in checkpoint_callbacks(callback):
         one.is_amid_iteration = True
@@ -125,6 +122,10 @@ def _signals_noted(session: Session, callback: MaybeCallback) -> Iterator[None]:
             signal.signal(number, note)
     try:
         yield
+    except ProcessGroupError as error:
+        if session.received_signal is not None:  # from torchrun, which ends all when one has ended
+            raise SystemExit(128 + session.received_signal) from error
+        raise
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

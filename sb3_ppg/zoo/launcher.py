@@ -66,15 +66,6 @@ DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)  # it is full or r
 
 def main() -> None:
     """Run the script that the command line names, with our defaults unless it says otherwise."""
-    if "TORCHELASTIC_RUN_ID" in os.environ:  # report errors to torchrun's agent
-        from torch.distributed.elastic.multiprocessing.errors import record
-
-        record(_main)()
-    else:
-        _main()
-
-
-def _main() -> None:
     name, *arguments = sys.argv[1:] or ["--help"]
     if name in ("-h", "--help"):
         print(usage())
@@ -91,12 +82,9 @@ def _main() -> None:
             is_missing_package = isinstance(error, ImportError) and "pip install" in str(error)
             if not (is_explained or is_missing_package):
                 raise
-            from sb3_ppg.distributed import is_shared
-
-            is_said_by_another = is_shared(error) and os.environ.get("LOCAL_RANK", "0") != "0"  # of this machine
             is_module = isinstance(error, ModuleNotFoundError)
             remedy = ": install it, or add the folder of a module of yours to PYTHONPATH" if is_module else ""
-            sys.exit(1 if is_said_by_another else f"sb3-ppg {name}: {error}{remedy}")
+            sys.exit(f"sb3-ppg {name}: {error}{remedy}")
 
 
 def run(name: str, arguments: list[str]) -> None:
@@ -105,7 +93,7 @@ def run(name: str, arguments: list[str]) -> None:
 
     :raises ArgumentError: if that names something that does not exist
     """
-    from sb3_ppg.distributed import agreed, n_processes, process_group, rank, require_equal
+    from sb3_ppg.distributed import gather, n_processes, process_group, rank, require_equal
     from sb3_ppg.zoo import patched
     from sb3_ppg.zoo.manager import Manager
     from sb3_ppg.zoo.scripts import acting_with_epsilon
@@ -120,11 +108,11 @@ def run(name: str, arguments: list[str]) -> None:
         require_equal({"command": [name, *arguments]})
         own, arguments = parser.parse_known_args(arguments)
         options = vars(own)
-        with agreed():
-            if name != "train" and n_processes() > 1:
-                raise ArgumentError(f"{name} is for one process: start it without torchrun")
-            if options.pop("pretrained", False) and script.agent is not None:
-                arguments = with_pretrained(script.agent, arguments)
+        if name != "train" and n_processes() > 1:
+            raise ArgumentError(f"{name} is for one process: start it without torchrun")
+        if options.pop("pretrained", False) and script.agent is not None:
+            arguments = with_pretrained(script.agent, arguments)
+            gather(None)  # the first process has unpacked the agent
         if {"-h", "--help"} & {*arguments}:
             print(f"{parser.format_help()}\nOptions of the script:\n")
         if name == "train":

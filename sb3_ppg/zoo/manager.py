@@ -28,7 +28,7 @@ from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
 from sb3_ppg import PPG, MaskablePPG, PhasicCallback, PhasicCheckpointCallback, aux_buffer_path
 from sb3_ppg.arguments import argument_names
-from sb3_ppg.distributed import agreed, broadcast, n_processes, rank
+from sb3_ppg.distributed import broadcast, gather, n_processes, rank
 from sb3_ppg.environments.watched import innermost
 from sb3_ppg.errors import ArgumentError, ModelFormatError, nearest
 from sb3_ppg.family import FAMILY, with_preset
@@ -99,13 +99,10 @@ class Manager(ExperimentManager):
 
     def _join_the_others(self) -> None:
         """Agree on seed and folder; count the steps of all processes in frequencies; evaluate and print in the first one."""
-        with agreed():
-            if self.optimize_hyperparameters:
-                raise ArgumentError(
-                    "a search for hyperparameters is for one process: start several with one --storage instead"
-                )
-            if not self.is_ours:
-                raise ArgumentError(f"{self.algo} trains in one process; under torchrun use one of {', '.join(FAMILY)}")
+        if self.optimize_hyperparameters:
+            raise ArgumentError("a search for hyperparameters is for one process: start several with one --storage instead")
+        if not self.is_ours:
+            raise ArgumentError(f"{self.algo} trains in one process; under torchrun use one of {', '.join(FAMILY)}")
         self.seed, self.save_path = broadcast((self.seed, self.save_path))
         self.eval_freq, self.save_freq = (
             max(each // n_processes(), min(each, 1)) for each in (self.eval_freq, self.save_freq)
@@ -195,12 +192,11 @@ class Manager(ExperimentManager):
             super().create_log_folder()
             return
         checkpoint = None
-        with agreed():
-            if rank() == 0:
-                checkpoint = self._make_or_resume_run()
-                Path(self.save_path, self.env_name).mkdir(exist_ok=True)
-                numbers = [int(path.name.split(".")[0]) for path in Path(self.save_path).glob("*.monitor.csv")]
-                self.first_monitor = max(numbers, default=-1) + 1
+        if rank() == 0:
+            checkpoint = self._make_or_resume_run()
+            Path(self.save_path, self.env_name).mkdir(exist_ok=True)
+            numbers = [int(path.name.split(".")[0]) for path in Path(self.save_path).glob("*.monitor.csv")]
+            self.first_monitor = max(numbers, default=-1) + 1
         self.seed, self.save_path, checkpoint, self.first_monitor = broadcast(
             (self.seed, self.save_path, checkpoint, self.first_monitor)
         )
@@ -210,8 +206,8 @@ class Manager(ExperimentManager):
         if checkpoint is not None:
             self.trained_agent, self.continue_training = str(checkpoint), True
             self.n_steps_before = int(checkpoint.name.split("_")[-2])
-        with agreed(), TemporaryFile(dir=self.params_path):
-            pass
+        with TemporaryFile(dir=self.params_path):
+            gather(None)
 
     def _make_or_resume_run(self) -> Path | None:
         """Set the folder, and return the checkpoint from which the run resumes, if there is one."""
@@ -312,7 +308,6 @@ class Manager(ExperimentManager):
                     max(1, round(callback.save_freq / model.n_steps)),
                     callback.save_path,
                     callback.name_prefix,
-                    keep_buffers=None if self.save_replay_buffer else 2,  # the latest may be damaged
                     verbose=2,
                 )
         if n_processes() > 1 and not self.show_progress:
@@ -343,9 +338,9 @@ class Manager(ExperimentManager):
         Save the model and, with ``--save-replay-buffer``, its auxiliary buffer; save also the number of steps of a run that
         Ctrl-C or a callback has ended early. Mark the run as finished.
         """
-        with agreed():
-            if isinstance(model, PPG) and self.save_replay_buffer:
-                model.save_aux_buffer(aux_buffer_path(Path(self.save_path) / self.env_name))
+        if isinstance(model, PPG) and self.save_replay_buffer:
+            model.save_aux_buffer(aux_buffer_path(Path(self.save_path) / self.env_name))
+            gather(None)  # all have written their own files
         if rank() == 0:
             super().save_trained_model(model)
             if model.num_timesteps < self.saved_hyperparams["n_timesteps"]:

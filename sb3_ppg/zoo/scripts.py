@@ -30,7 +30,6 @@ from stable_baselines3.common.monitor import LoadMonitorResultsError, load_resul
 from stable_baselines3.common.utils import set_random_seed
 from tqdm import tqdm
 
-from sb3_ppg.distributed import agreed
 from sb3_ppg.environments import checking
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.hub import Evaluation
@@ -49,16 +48,15 @@ def train() -> None:
     parser.add_argument("-i", "--trained-agent")
     parser.add_argument("--gym-packages", nargs="+", default=[])
     args, _ = parser.parse_known_args()
-    with agreed():
-        for package in args.gym_packages:
-            importlib.import_module(package)
-        check_is_registered(args.env)
-        entry_point = gymnasium.registry[args.env].entry_point
-        if isinstance(entry_point, str):  # an extra may be missing, which would end worker processes
-            gymnasium.envs.registration.load_env_creator(entry_point)
-        model = args.trained_agent
-        if model is not None and not (model.endswith(".zip") and Path(model).is_file()):
-            raise ArgumentError(f"-i {model} cannot work: there is no such .zip file")
+    for package in args.gym_packages:
+        importlib.import_module(package)
+    check_is_registered(args.env)
+    entry_point = gymnasium.registry[args.env].entry_point
+    if isinstance(entry_point, str):  # an extra may be missing, which would end worker processes
+        gymnasium.envs.registration.load_env_creator(entry_point)
+    model = args.trained_agent
+    if model is not None and not (model.endswith(".zip") and Path(model).is_file()):
+        raise ArgumentError(f"-i {model} cannot work: there is no such .zip file")
     rl_zoo3.train.train()
 
 

@@ -19,11 +19,12 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import SubprocVecEnv, VecNormalize
 
 from sb3_ppg import ArgumentError, PhasicCheckpointCallback, aux_buffer_path, latest_checkpoint, process_group
-from sb3_ppg.distributed import choose_backend, gather, n_processes, rank
+from sb3_ppg.distributed import broadcast, choose_backend, gather, n_processes, rank
 from sb3_ppg.errors import NonFiniteError, ProcessGroupError, WorkerError
 from tests.distributed.test_processes import N_ENVS, N_STEPS, PHASE, make, random_env, shared_state
 from tests.helpers import free_port, in_processes, run_in_a_new_process
 from tests.saving.small_models import numbers_of, resumed
+from tests.zoo.programs import end_of, program
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 ROLLOUT = N_STEPS * N_ENVS  # steps of one process
@@ -62,37 +63,38 @@ class InProcessOne(BaseCallback):
             act(self.action, self.model)
 
 
+LOST = "ProcessGroupError: another process does not answer any more"
 # What process 1 does, whether at the end of a rollout; the error in it, in the other one
 ENDS = [
     ("stop", False, "", ""),
-    ("error", False, "KeyError: 'boom'", "ProcessGroupError: process 1 of 2: KeyError: 'boom'"),
-    ("bad environment", False, "NonFiniteEnvironmentError: The reward|observation", "process 1 of 2: NonFiniteEnvironment"),
-    ("bad rollout", True, "NonFiniteLossError: .*policy phase", "NonFiniteLossError: .*policy phase"),
-    ("dead worker", False, "WorkerError", "process 1 of 2: WorkerError: A worker process of SubprocVecEnv died"),
     ("signal", False, "SystemExit: 143", "SystemExit: 143"),
-    # Last: the other process waits in a collective operation, so that the group is lost
-    ("error", True, "KeyError: 'boom'", "ProcessGroupError: process 1 of 2: KeyError: 'boom'"),
+    # Errors end the group
+    ("error", False, "KeyError: 'boom'", LOST),
+    ("error", True, "KeyError: 'boom'", LOST),
+    ("bad environment", False, "NonFiniteEnvironmentError: The reward|observation", LOST),
+    ("bad rollout", True, "NonFiniteLossError: .*policy phase", "NonFiniteLossError: .*policy phase"),
+    ("dead worker", False, "WorkerError: A worker process of SubprocVecEnv died", LOST),
 ]
 
 
 def end_in_each_way() -> list[tuple[float, int, str]]:
     """Return for each of ``ENDS`` the seconds that the run took, its steps, the error."""
-    found = []
+    found, ports = [], broadcast([free_port() for _ in ENDS])
     for number, (action, at_the_end, *_) in enumerate(ENDS):
-        env = make_vec_env("CartPole-v1", N_ENVS, vec_env_cls=SubprocVecEnv if action == "dead worker" else None)
-        model, message, start = make(env=env), "", time.perf_counter()
-        try:
-            callbacks = [InProcessOne(action, at_the_end), PhasicCheckpointCallback(1000, f"checkpoints_{number}")]
-            model.learn(10_000, callback=callbacks)
-        except (KeyError, NonFiniteError, WorkerError, ProcessGroupError, SystemExit) as error:
-            message = f"{type(error).__name__}: {error}"
-        found.append((time.perf_counter() - start, model.num_timesteps, message))
-        if action in ("stop", "bad environment", "bad rollout"):
-            model.learn(2 * PHASE)
-            weights = th.nn.utils.parameters_to_vector(model.policy.parameters()).sum().item()
-            assert len(set(gather(weights))) == 1 and np.isfinite(weights) and model.num_timesteps == 2 * PHASE
-    with pytest.raises(ProcessGroupError, match="an error has ended the group"):
-        model.learn(PHASE)
+        os.environ["MASTER_PORT"] = str(ports[number])
+        with process_group(timeout=20, start_timeout=20):  # a new one after an error
+            env = make_vec_env("CartPole-v1", N_ENVS, vec_env_cls=SubprocVecEnv if action == "dead worker" else None)
+            model, message, start = make(env=env), "", time.perf_counter()
+            try:
+                callbacks = [InProcessOne(action, at_the_end), PhasicCheckpointCallback(1000, f"checkpoints_{number}")]
+                model.learn(10_000, callback=callbacks)
+            except (KeyError, NonFiniteError, WorkerError, ProcessGroupError, SystemExit) as error:
+                message = f"{type(error).__name__}: {error}"
+            found.append((time.perf_counter() - start, model.num_timesteps, message))
+            if action == "stop":
+                model.learn(2 * PHASE)
+                weights = th.nn.utils.parameters_to_vector(model.policy.parameters()).sum().item()
+                assert len(set(gather(weights))) == 1 and np.isfinite(weights) and model.num_timesteps == 2 * PHASE
     return found
 
 
@@ -101,14 +103,43 @@ def test_what_ends_one_process_ends_all(found, folder):
     for number, (action, _, error, other_error) in enumerate(ENDS):
         case, others_case = second[number], first[number]
         assert max(case[0], others_case[0]) < 5, action
-        assert case[1] == others_case[1]  # after the same rollout
         assert re.search(error, case[2]) and re.search(other_error, others_case[2]), (action, case, others_case)
         saved = {path.name for path in (folder / f"checkpoints_{number}").glob("*")}
-        if number == len(ENDS) - 1:
-            assert not saved
-        else:
+        if action in ("stop", "signal"):
+            assert case[1] == others_case[1]  # after the same rollout
             name = f"ppg_model_{case[1] // (2 * ROLLOUT) * 2 * ROLLOUT}_steps"
             assert saved == {f"{name}.zip", *(f"{name}.aux_buffer.{process}_of_2.npz" for process in range(2))}, action
+        else:
+            assert not saved
+
+
+SCRIPT = """
+import os, time
+from pathlib import Path
+from stable_baselines3.common.callbacks import ConvertCallback
+from sb3_ppg import PPG, PhasicCheckpointCallback, process_group
+
+def fail(_locals, _globals):
+    if os.environ["RANK"] == "1" and model.num_timesteps > 2000:
+        Path("failed").write_text(str(time.time()))
+        raise KeyError("boom")
+    return True
+
+with process_group():
+    model = PPG("MlpPolicy", "CartPole-v1", n_steps=128, n_policy_iterations=2, device="cpu", compile_updates=False)
+    model.learn(10**9, callback=[ConvertCallback(fail), PhasicCheckpointCallback(2, "checkpoints", keep=1)])
+"""
+
+
+def test_torchrun_ends_all_and_reports_the_process_that_failed(tmp_path):
+    (tmp_path / "script.py").write_text(SCRIPT)
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    code, output = end_of(program([*torchrun, "script.py"], tmp_path))
+    assert code == 1 and time.time() - float((tmp_path / "failed").read_text()) < 30, output  # not after the group's timeout
+    assert "[rank1]: KeyError: 'boom'" in output and "[rank0]: Traceback" not in output
+    _, cause = output.split("Root Cause")
+    assert "rank      : 1" in cause and "KeyError: 'boom'" in cause and "in fail" in cause
+    assert latest_checkpoint(tmp_path / "checkpoints").name == "ppg_model_1536_steps.zip"
 
 
 # ---- going on ----
@@ -204,7 +235,6 @@ def test_processes_that_do_not_fit_say_so_in_all(found):
 
 
 def do_all() -> dict[str, Any]:
-    """The group is lost in the last of the ends."""
     train_and_go_on()
     return {"differences": differ_at_the_start(), "ends": end_in_each_way()}
 

@@ -8,16 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch as th
-from stable_baselines3.common.callbacks import ConvertCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.vec_env import VecNormalize
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
-from sb3_ppg import PPG, ImpalaCNN, MaskablePPG, PhasicCheckpointCallback, RecurrentPPG, VectorRewards, distributed
+from sb3_ppg import PPG, ImpalaCNN, MaskablePPG, RecurrentPPG, VectorRewards, distributed
 from sb3_ppg.distributed import gather, n_processes, rank
-from sb3_ppg.errors import ProcessGroupError
 from sb3_ppg.family import with_preset
 from tests.helpers import (
     BOX,
@@ -247,27 +245,6 @@ def test_one_transfer_for_each_minibatch(found):
         assert two - one == 4 and one - 4 < 15
 
 
-def change_a_weight() -> str:
-    """Train with a weight that process 1 changes after its first rollout; return the error."""
-
-    def change(_locals, _globals) -> bool:
-        if rank() == 1 and model.num_timesteps == 2 * N_ENVS * N_STEPS:
-            with th.no_grad():
-                model.policy.action_net.weight.add_(0.5)
-        return True
-
-    model = make()
-    with pytest.raises(ProcessGroupError) as caught:
-        model.learn(4 * PHASE, callback=[ConvertCallback(change), PhasicCheckpointCallback(2, "checkpoints")])
-    return str(caught.value)
-
-
-def test_weights_that_have_become_different_are_named_instead_of_saved(found, folder):
-    error, others_error = (one["changed"] for one in found)
-    assert error == others_error and "weights of the processes have become different: policy.action_net.weight" in error
-    assert not list((folder / "checkpoints").glob("*.zip"))
-
-
 # ---- all of these in two processes, which start once ----
 
 
@@ -277,7 +254,6 @@ def train_all() -> dict[str, Any]:
         "collected": collect(2),
         "options": train_options(2),
         "transfers": count_transfers(),
-        "changed": change_a_weight(),
     }
 
 

@@ -25,18 +25,21 @@ from tests.saving.small_models import resumed, same, saved, small
 pytestmark = pytest.mark.slow
 
 
+def complete(folder: Path) -> set[int]:
+    return {int(path.name.split("_")[2]) for path in folder.glob("ppg_model_*_steps.aux_buffer.npz")}
+
+
 def steps(folder: Path) -> set[int]:
-    names = {path.name for path in folder.iterdir()}
-    found = {int(name.split("_")[2]) for name in names if name.endswith(".zip")}
-    assert names == {f"ppg_model_{n}_steps{suffix}" for n in found for suffix in (".zip", ".aux_buffer.npz")}
+    found = {int(path.name.split("_")[2]) for path in folder.glob("ppg_model_*_steps.zip")}
+    assert complete(folder) <= found and len(list(folder.iterdir())) == len(complete(folder)) + len(found)
     return found
 
 
 def test_checkpoints_are_saved_between_iterations_and_at_the_end(tmp_path):
     small().learn(8 * 7, callback=PhasicCheckpointCallback(2, tmp_path / "a"))
-    assert steps(tmp_path / "a") == {16, 32, 48, 56}
+    assert steps(tmp_path / "a") == {16, 32, 48, 56} and complete(tmp_path / "a") == {48, 56}  # rollouts are large
     small().learn(8 * 6, callback=PhasicCheckpointCallback(3, tmp_path / "b", keep=1, name_prefix="ppg_model"))
-    assert steps(tmp_path / "b") == {48}
+    assert steps(tmp_path / "b") == {48} == complete(tmp_path / "b")
     assert latest_checkpoint(tmp_path / "a").name == "ppg_model_56_steps.zip"
     with pytest.raises(FileNotFoundError, match=r"no checkpoint named other_\.\.\._steps.zip"):
         latest_checkpoint(tmp_path / "a", "other")
@@ -57,28 +60,6 @@ def test_a_run_that_continues_logs_to_its_own_tensorboard_folder(tmp_path):
     assert [folder(model) for model in (first, loaded, third)] == ["Mine_1", "Mine_1", "Mine_3"]
     assert [folder(loaded, "Other"), folder(loaded, is_new=True)] == ["Other_1", "Mine_4"]
     assert len([*(tmp_path / "Mine_1").iterdir()]) == 3 and len([*(tmp_path / "Mine_2").iterdir()]) == 1
-
-
-def normalized():
-    return VecNormalize(make_vec_env("CartPole-v1", 2, seed=0))
-
-
-def test_statistics_are_kept_with_every_checkpoint_and_rollouts_with_some(tmp_path):
-    callback = PhasicCheckpointCallback(2, tmp_path, keep_buffers=1)
-    model = small(env=normalized()).learn(16 * 5, callback=callback)
-    assert steps(tmp_path) == {32, 64, 80}
-    env = normalized()
-    loaded, without = (PPG.load(tmp_path / "ppg_model_32_steps.zip", env=one) for one in (env, normalized()))
-    with pytest.warns(UserWarning, match="statistics of its VecNormalize are new"):
-        without.learn(16, reset_num_timesteps=False)
-    with pytest.warns(UserWarning, match="rollouts of this checkpoint were removed"):
-        loaded.load_aux_buffer(tmp_path / "ppg_model_32_steps.aux_buffer.npz")
-    assert 32 < env.obs_rms.count < model.env.obs_rms.count and len(loaded.aux_buffer) == 0
-    before = [(tmp_path / f"ppg_model_{n}_steps.aux_buffer.npz").stat() for n in (32, 64, 80)]
-    assert max(one.st_size for one in before[:2]) < before[2].st_size
-    model.learn(16, callback=callback, reset_num_timesteps=False)
-    after = (tmp_path / "ppg_model_32_steps.aux_buffer.npz").stat()
-    assert after.st_ino == before[0].st_ino  # with many checkpoints, each save would else write all earlier files again
 
 
 def test_a_damaged_checkpoint_is_passed_over(tmp_path):
@@ -280,7 +261,7 @@ def test_checkpoints_within_a_callback_that_does_not_pass_events_on_are_refused(
     assert steps(tmp_path) == {8, 16}
 
 
-@pytest.mark.parametrize("numbers", [dict(save_freq=2.0), dict(keep="2"), dict(keep_buffers=0)])
+@pytest.mark.parametrize("numbers", [dict(save_freq=2.0), dict(keep="2"), dict(keep=0)])
 def test_numbers_of_checkpoints_that_cannot_work(numbers, tmp_path):
     with pytest.raises(ArgumentError, match=f"`{next(iter(numbers))}`={next(iter(numbers.values()))!r} cannot work: use an"):
         PhasicCheckpointCallback(**{"save_freq": 1, "save_path": tmp_path, **numbers})

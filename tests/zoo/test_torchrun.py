@@ -145,14 +145,12 @@ REFUSED = [
     ("--algo ppo", "ppo trains in one process; under torchrun use one of ppg"),
     (f"{'-params n_steps:16 ' * 20} --seed {{rank}}", "`command` differs between the processes, ..."),
     ("--env CartPol-v1", "there is no environment CartPol-v1"),
-    ("-f mine", "process 1 of 2: NotADirectoryError: [Errno 20] Not a directory: "),  # where process 1 cannot write
 ]
 
 
 def refused() -> list[str]:
     """Return what ``sb3-ppg`` says to each command in this process, or its exit status."""
     said = []
-    os.chdir(f"process_{rank()}")
     for line in (*(f"train {options.format(rank=rank())}" for options, _ in REFUSED), "enjoy"):
         sys.argv = ["sb3-ppg", *line.split()]
         try:
@@ -170,9 +168,6 @@ def all_of_these(codes: list[str]) -> tuple[int, list[str], list[str]]:
 def two(tmp_path_factory) -> tuple[Path, list[tuple]]:
     """The folder in which two processes have worked, and what they return."""
     folder = tmp_path_factory.mktemp("two")
-    for name in ("process_0", "process_1"):
-        (folder / name).mkdir()
-    (folder / "process_1" / "mine").write_text("a file")
     (folder / "wandb.py").write_text(TRACKER)
     code, resumable = helpers.code_blocks("docs/distributed.md")
     codes = [code.replace("100_000", "2048"), *(resumable.replace("100_000", n) for n in ("4096", "8192"))]
@@ -185,14 +180,20 @@ def test_several_processes_are_tracked_as_one_run_and_begin_with_an_agent_that_o
     assert (folder / "begun").read_text() == "one\n"
 
 
-def test_what_several_cannot_do_is_said_once(two):
+def test_several_processes_refuse_what_they_cannot_do(two):
     (*_, first), (*_, second) = two[1]
     *of_train, of_enjoy = first
     for text, (_, message) in zip(of_train, REFUSED, strict=True):
         assert text.startswith(f"sb3-ppg train: {message}"), text
     assert of_enjoy == "sb3-ppg enjoy: enjoy is for one process: start it without torchrun"
     assert "'--seed', '0']" in first[2] and "'--seed', '1']" in first[2]
-    assert second == ["1"] * len(first)  # the first process of the machine has said it
+    assert second == first
+
+
+def test_an_error_in_all_processes_is_told_once(tmp_path):
+    code, output = end_of(start(["-m", "sb3_ppg", "train", "--env", "CartPol-v1"], tmp_path, "--standalone"))
+    assert code == 1 and output.count("sb3-ppg train: there is no environment CartPol-v1") == 1
+    assert re.search("Root Cause.* rank      : 0 .*there is no environment CartPol-v1", output, re.DOTALL)
 
 
 def test_the_lines_of_the_page(two):
