@@ -8,7 +8,6 @@ from sb3_ppg.buffers.rollout_buffers import (
     RewardNormalizer,
 )
 from sb3_ppg.callbacks import PhasicCallback
-from sb3_ppg.comparison import compare
 from sb3_ppg.distributed import process_group
 from sb3_ppg.environments.checking import check
 from sb3_ppg.environments.vector_rewards import DrawnWeights, VectorRewards
@@ -47,7 +46,6 @@ __all__ = [
     "__version__",
     "aux_buffer_path",
     "check",
-    "compare",
     "latest_checkpoint",
     "process_group",
 ]

@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, ScalarFormatter
 
+from sb3_ppg.comparison.runs import N_POINTS
 from sb3_ppg.comparison.scores import (
     MAX_SEEDS,
     MIN_SEEDS,
@@ -61,12 +62,11 @@ def draw_seeds(axes: Axes, values: pd.DataFrame, label: str, color: str, band: S
 
 class Comparison(NamedTuple):
     """
-    The trainings of contestants in one environment. The first contestant is compared with each of the others.
+    The runs of contestants in one environment. The first contestant is compared with each of the others.
 
     :param title: name of the environment
-    :param rows: a row for each training: contestant, seed, and "mean", the mean return of the episodes after the training
-    :param curves: points of learning curves: contestant, seed, steps, return
-    :param speed: a row for each contestant: the seconds that "compiling" takes, and the "seconds" of a million steps
+    :param rows: a row for each run: contestant, seed, machine, and "mean", the mean return of the episodes at its end
+    :param curves: points of learning curves: contestant, seed, steps, seconds, return
     :param settings: hyperparameters, by contestant
     :param target: return up to which the page counts steps and seconds. None: the lowest of the mean returns at the end
     """
@@ -74,40 +74,38 @@ class Comparison(NamedTuple):
     title: str
     rows: pd.DataFrame
     curves: pd.DataFrame
-    speed: pd.DataFrame
     settings: Mapping[str, Mapping[str, Any]]
     target: float | None = None
 
-    def curves_of(self, name: str, view: str = "steps") -> pd.DataFrame:
-        """Return the curves of all seeds where all have one, (n_points, n_seeds), by steps or by seconds."""
-        own = self.curves[self.curves["contestant"] == name].pivot(index="steps", columns="seed", values="return").dropna()
-        if view == "seconds":
-            own.index = self.speed.loc[name, "compiling"] + own.index * self.speed.loc[name, "seconds"] / 1e6
-        return own
+    def curves_of(self, name: str) -> list[pd.DataFrame]:
+        """Return the curve of each seed."""
+        return [own for _, own in self.curves[self.curves["contestant"] == name].groupby("seed")]
 
     def end(self, view: str) -> float:
-        """Return the steps or seconds to which all contestants have come."""
-        return min(self.curves_of(name, view).index[-1] for name in self.settings)
+        """Return the steps or seconds to which all runs have come."""
+        return min(own[view].iloc[-1] for name in self.settings for own in self.curves_of(name))
 
     def returns(self, view: str) -> dict[str, np.ndarray]:
-        """Return each contestant's returns at the last steps or seconds that all contestants reach, (n_seeds, 1)."""
-        found = {}
-        for name in self.settings:
-            own = self.curves_of(name, view)
-            found[name] = np.array([[np.interp(self.end(view), own.index, own[seed])] for seed in own])
-        return found
+        """Return each contestant's returns at the last steps or seconds that all runs reach, (n_seeds, 1)."""
+        end = self.end(view)
+        return {
+            name: np.array([[np.interp(end, own[view], own["return"])] for own in self.curves_of(name)])
+            for name in self.settings
+        }
 
     def at_target(self, name: str, view: str, target: float) -> str:
         """Return the median of the steps or seconds until a curve reaches a return, and how many seeds reach it."""
-        own = self.curves_of(name, view)
-        reached = [
-            points.index[np.argmax(points >= target)] if (points >= target).any() else np.inf for _, points in own.items()
-        ]
+        above = [own[view][own["return"] >= target] for own in self.curves_of(name)]
+        reached = [own.iloc[0] if len(own) else np.inf for own in above]
         median, n = np.median(reached), np.isfinite(reached).sum()
         return f"{_number(median) if np.isfinite(median) else 'not reached'} ({n} of {len(reached)} seeds)"
 
+    def steps_per_second(self, name: str) -> float:
+        """Return the mean speed of a contestant's runs."""
+        return float(np.mean([own["steps"].iloc[-1] / own["seconds"].iloc[-1] for own in self.curves_of(name)]))
+
     def first_is_better(self, other: str, view: str) -> Estimate:
-        """Return the probability that a training of the first contestant has a higher return than one of another."""
+        """Return the probability that a run of the first contestant has a higher return than one of another."""
         returns, first = self.returns(view), next(iter(self.settings))
         return improvements({first: returns[first]}, returns[other])[first]
 
@@ -155,7 +153,7 @@ class Comparison(NamedTuple):
             columns: list[Any] = [f"{means[view][name]:.1f}" for view in VIEWS]
             columns += ["" if name == first or n_seeds < MIN_SEEDS else self.first_is_better(name, view) for view in VIEWS]
             columns += [f"{evaluated[name].mean():.1f}", *(self.at_target(name, view, target) for view in VIEWS)]
-            lines.append([name, len(evaluated[name]), *columns, f"{1e6 / self.speed.loc[name, 'seconds']:,.0f}"])
+            lines.append([name, len(evaluated[name]), *columns, f"{self.steps_per_second(name):,.0f}"])
         head = ["", "seeds", *(f"return after {end}, {kind}" for end in ends.values())]
         head += [f"P({first} is better), same {view}" for view in VIEWS]
         head += ["evaluation, mean", *(f"{view} to {target:.1f}" for view in VIEWS), "steps/s"]
@@ -166,9 +164,9 @@ class Comparison(NamedTuple):
             table(head, lines),
             "Returns are means of the latest 20 episodes of training. In parentheses: 95 % stratified bootstrap intervals "
             f"(rliable), from {MIN_SEEDS} seeds on; two contestants are told apart if the interval of P, the probability that "
-            "a training is better, is without 0.5 and the Mann-Whitney test agrees at 5 %. The evaluation is the mean "
-            "return of episodes after training. Seconds are steps divided by a speed that was measured alternately, before "
-            f"the trainings, and those of compiling. {' and '.join(self.rows['machine'].unique())}.",
+            "a run is better, is without 0.5 and the Mann-Whitney test agrees at 5 %. The evaluation is the mean return of "
+            "episodes at the end of a run. Seconds are those that a run took, compiling included; runs at the same time share "
+            f"the machine. {' and '.join(self.rows['machine'].unique())}.",
             f"```yaml\n{yaml.safe_dump({name: dict(one) for name, one in self.settings.items()}, sort_keys=False)}```",
         )
 
@@ -177,7 +175,7 @@ class Comparison(NamedTuple):
         figure = Figure(figsize=(10, 4.5), dpi=110, layout="constrained")
         for axes, (view, label) in zip(figure.subplots(1, 2, sharey=True), VIEWS.items(), strict=True):
             for number, (name, color) in enumerate(zip(self.settings, COLORS * len(self.settings), strict=False), 1):
-                own = self.curves_of(name, view)
+                own = _on_one_grid(self.curves_of(name), view)
                 draw_seeds(axes, own, f"{name}, {own.shape[1]} seeds", color, _band(own))
                 marks = self.rows[self.rows["contestant"] == name]["mean"]
                 place = own.index[-1] * (1 + 0.02 * number)  # side by side
@@ -187,12 +185,19 @@ class Comparison(NamedTuple):
             axes.set_xlim(left=0)
         figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=4)
         band = "95 % intervals" if self.n_seeds() >= MIN_SEEDS else "ranges of the seeds"
-        figure.suptitle(f"{self.title}: means and {band}; diamonds: evaluation after training", fontsize="medium")
+        figure.suptitle(f"{self.title}: means and {band}; diamonds: evaluation at the end", fontsize="medium")
         return figure
 
 
 def _number(value: float) -> str:
     return f"{value:,.{0 if value >= 100 else 1}f}"
+
+
+def _on_one_grid(curves: Sequence[pd.DataFrame], view: str) -> pd.DataFrame:
+    """Return returns where all curves have one, (n_points, n_seeds), by steps or by seconds."""
+    start, end = max(own[view].iloc[0] for own in curves), min(own[view].iloc[-1] for own in curves)
+    grid = np.linspace(min(start, end), end, N_POINTS)
+    return pd.DataFrame({n: np.interp(grid, own[view], own["return"]) for n, own in enumerate(curves)}, index=grid)
 
 
 def _band(values: pd.DataFrame) -> Sequence[np.ndarray]:

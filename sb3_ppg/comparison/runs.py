@@ -1,24 +1,35 @@
-"""Runs, each of which leaves a row in a CSV file and its learning curve in another; those without a row are carried out."""
+"""Runs of ``sb3-ppg train``, each in a process and a folder of its own."""
 
+import hashlib
+import json
 import os
 import platform
-import threading
+import shutil
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from stable_baselines3.common.callbacks import BaseCallback
 from tqdm import tqdm
 
-from sb3_ppg.comparison.workers import Worker
+from sb3_ppg.errors import ArgumentError
 
-Run = Any  # by default a dictionary: the columns that are known before it is carried out
-Outcome = tuple[dict[str, Any], pd.DataFrame | None]  # the other columns; a learning curve with column "steps"
-BAR = "{percentage:3.0f}%|{bar}| {elapsed}{postfix}"
+FINISHED = "finished"  # file in the folder of a run that has ended well
+EPISODES = "episodes.csv"
+N_POINTS = 50  # of a curve
+# `sb3-ppg`, which ends with the process that has started it, even if that is killed: then its input ends
+PROGRAM = """
+import os, sys, threading
+threading.Thread(target=lambda: (sys.stdin.read(), os._exit(1)), daemon=True).start()
+from sb3_ppg.zoo.launcher import main
+main()
+"""
 
 
 def machine() -> str:
@@ -29,116 +40,143 @@ def machine() -> str:
     return f"{next(names, platform.processor() or platform.machine())}, {os.cpu_count()} cores"
 
 
-class Runs:
+def short_hash(content: Any) -> str:
+    """Return eight hexadecimal digits that change with a text, or with the values of other content."""
+    text = content if isinstance(content, str) else json.dumps(content, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+class Episodes(BaseCallback):
     """
-    The rows and curves of runs, in ``NAME.csv`` and ``NAME_curves.csv``.
+    Writes the steps, seconds and return of each episode to a file. A run that goes on keeps those until its checkpoint.
 
-    :param example: one of the runs, whose columns and types all have
-    :param identity: the columns that identify a run; empty: all
-    :param columns: from a run: its columns that are known before it is carried out
+    :param file: name of a CSV file
+    :param clock: function of ``time`` that measures seconds
     """
 
-    def __init__(
-        self, folder: Path, name: str, example: Run, identity: Sequence[str] = (), columns: Callable[[Run], dict] = dict
-    ) -> None:
-        self.folder, self.name, self.columns = folder, name, columns
-        self.types = {column: type(value) for column, value in columns(example).items()}
-        self.identity = list(identity or self.types)
+    def __init__(self, file: str, clock: str = "perf_counter") -> None:
+        super().__init__()
+        self.file, self.clock = Path(file), getattr(time, clock)
 
-    def rows(self, runs: Iterable[Run] | None = None) -> pd.DataFrame:
-        """Return the rows of these runs, or of all that have been carried out."""
-        table = self._read(f"{self.name}.csv")
-        if runs is not None:
-            wanted = {self._key(run) for run in runs}
-            table = table[[key in wanted for key in self._keys(table)]]
-        return table
+    def _on_training_start(self) -> None:
+        known = pd.read_csv(self.file) if self.file.exists() else pd.DataFrame(columns=["steps", "seconds", "return"])
+        known = known[known["steps"] <= self.num_timesteps]
+        known.to_csv(self.file, index=False)
+        self.start = self.clock() - known["seconds"].max() if len(known) else self.clock()
+        self.stream = self.file.open("a", buffering=1)
 
-    def curves(self) -> pd.DataFrame:
-        """Return the points of all curves."""
-        return self._read(f"{self.name}_curves.csv", "steps")
+    def _on_step(self) -> bool:
+        for info in self.locals["infos"]:
+            if "episode" in info:
+                self.stream.write(f"{self.num_timesteps},{self.clock() - self.start:.3f},{info['episode']['r']}\n")
+        return True
 
-    def missing(self, runs: Iterable[Run]) -> list[Run]:
-        """Return the runs without a row, each once."""
-        known = set(self._keys(self.rows()))
-        return [run for key, run in {self._key(one): one for one in runs}.items() if key not in known]
 
-    def add(self, run: Run, row: Mapping[str, Any], curve: pd.DataFrame | None = None) -> None:
-        """Write the row and the curve of a run."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        if curve is not None:
-            file, known = self.folder / f"{self.name}_curves.csv", self.curves()
-            again = np.array([key == self._key(run) for key in self._keys(known)], bool)
-            if again.any():
-                known[~again].to_csv(file, index=False)  # a kill came between the curve and its row
-            _append(file, curve.assign(**dict(zip(self.identity, self._key(run), strict=True))))
-        _append(self.folder / f"{self.name}.csv", pd.DataFrame([{**self.columns(run), "machine": machine(), **row}]))
+@dataclass(eq=False)
+class Run:
+    """
+    A run of ``train``, on one thread unless its options say otherwise.
 
-    def carry_out(
-        self,
-        runs: Iterable[Run],
-        train: Callable[[Run, Path], Outcome],
-        log: Path,
-        n_jobs: int = 1,
-        n_threads: int = 1,
-        seconds: Callable[[Run], float] = lambda run: 1.0,
-    ) -> None:
+    :param folder: where it writes, and nothing else does
+    :param options: those of ``train``, except its folder and changes to the hyperparameters
+    :param n_timesteps: its length, which is among the options, too
+    :param params: changes to the hyperparameters, NAME:VALUE
+    :param clock: see ``Episodes``
+    """
+
+    folder: Path
+    options: Sequence[str]
+    n_timesteps: int
+    params: Sequence[str] = ()
+    clock: str = "perf_counter"
+
+    @property
+    def is_finished(self) -> bool:
+        """Return whether the process has ended well."""
+        return (self.folder / FINISHED).exists()
+
+    def start(self) -> subprocess.Popen:
+        """Start the process, in a session of its own, because with Ctrl-C ``train`` saves its model as at the end."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.mkdir(parents=True)
+        recorder = {f"{__name__}.Episodes": dict(file=str(self.folder / EPISODES), clock=self.clock)}
+        words = ["train", "--num-threads", "1", *self.options, "-f", str(self.folder)]
+        command = [sys.executable, "-c", PROGRAM, *words, "-params", *self.params, f"callback:{recorder}"]
+        streams: dict[str, Any] = dict(stdin=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
+        with (self.folder / "log.txt").open("a") as log:
+            return subprocess.Popen(command, stdout=log, env={**os.environ, "OMP_NUM_THREADS": "1"}, **streams)
+
+    def finish(self, status: int) -> None:
         """
-        Carry out the runs that are missing, each in a process of its own; show when all will have ended.
+        Mark the run as finished.
 
-        :param train: from a run and a temporary folder; may call ``tell``
-        :param log: file for what runs print
-        :param n_jobs: runs at a time
-        :param n_threads: number of torch's threads in each
-        :param seconds: estimate of a run's length, relative to those of the others
+        :raises ArgumentError: if the process has failed, or if no episode has ended
         """
-        missing, lock = self.missing(runs), threading.Lock()
-        log.parent.mkdir(parents=True, exist_ok=True)
-        costs = {self._key(run): seconds(run) for run in missing}
-        done, workers, start = dict.fromkeys(costs, 0.0), set[Worker](), time.time()
+        if status != 0:
+            log = self.folder / "log.txt"
+            end = "\n".join(log.read_text(errors="replace").splitlines()[-8:])
+            raise ArgumentError(f"a run has ended with status {status}; the end of {log}:\n{end}")
+        if self.curve().empty:
+            advice = "use more, or a Monitor around the environment"
+            raise ArgumentError(f"no episode has ended within {self.n_timesteps} steps: {advice}")
+        (self.folder / FINISHED).touch()
 
-        def advance(run: Run, fraction: float) -> None:
-            with lock:
-                done[self._key(run)] = min(1.0, fraction) * costs[self._key(run)]
-                part = sum(done.values()) / sum(costs.values())
-                left = (time.time() - start) * (1 / part - 1) if part > 0 else 0.0
-                bar.set_postfix_str(f"ends at {time.strftime('%H:%M:%S', time.localtime(time.time() + left))}", refresh=False)
-                bar.update(part - bar.n)
+    def progress(self) -> int:
+        """Return the number of steps at the end of the latest episode."""
+        file = self.folder / EPISODES
+        lines = file.read_text().splitlines()[1:] if file.exists() else []
+        return min(int(lines[-1].split(",")[0]), self.n_timesteps) if lines else 0
 
-        def carry_out(run: Run) -> None:
-            with Worker(n_threads, log) as worker, TemporaryDirectory() as folder:
-                workers.add(worker)
-                row, curve = worker(train, run, Path(folder), on_progress=lambda fraction: advance(run, fraction))
-            with lock:
-                self.add(run, row, curve)
-            advance(run, 1.0)
-            bar.write(", ".join(f"{name} {value}" for name, value in {**self.columns(run), **row}.items()))
+    def episodes(self) -> pd.DataFrame:
+        """Return steps, seconds and return of each episode."""
+        return pd.read_csv(self.folder / EPISODES)
 
-        # Without a terminal there is no bar, and only a line for each run
-        with tqdm(total=1.0, bar_format=BAR, disable=None) as bar, ThreadPoolExecutor(n_jobs) as threads:
-            futures = [threads.submit(carry_out, run) for run in missing]
-            try:
-                for future in as_completed(futures):
-                    future.result()
-            except BaseException:
-                threads.shutdown(wait=False, cancel_futures=True)
-                for worker in workers:
-                    worker.process.kill()
-                raise
+    def curve(self, n_points: int = N_POINTS, n_latest: int = 20) -> pd.DataFrame:
+        """Return the mean return of the latest episodes, and seconds, at evenly spaced steps after the first episode."""
+        episodes, grid = self.episodes(), np.linspace(0, self.n_timesteps, n_points + 1)[1:].astype(int)
+        smooth = episodes.assign(**{"return": episodes["return"].rolling(n_latest, min_periods=1).mean()})
+        n_over = np.searchsorted(episodes["steps"], grid, side="right")  # episodes that were over then
+        points = smooth.iloc[n_over[n_over > 0] - 1][["seconds", "return"]].round(2)
+        return points.assign(steps=grid[n_over > 0]).reset_index(drop=True)
 
-    def _key(self, run: Run) -> tuple[Any, ...]:
-        columns = self.columns(run)
-        return tuple(columns[name] for name in self.identity)
-
-    def _keys(self, table: pd.DataFrame) -> list[tuple]:
-        return list(table[self.identity].itertuples(index=False, name=None))
-
-    def _read(self, name: str, *further: str) -> pd.DataFrame:
-        file = self.folder / name
-        return pd.read_csv(file, dtype=self.types) if file.exists() else pd.DataFrame(columns=[*self.types, *further])
+    def evaluation(self) -> tuple[float, float]:
+        """Return mean and standard deviation of the returns in the latest evaluation; NaN if there is none that ended."""
+        file = next(self.folder.rglob("evaluations.npz"), None)
+        if file is None:
+            return np.nan, np.nan
+        with np.load(file) as evaluations:
+            returns = evaluations["results"][-1]
+        return round(float(returns.mean()), 2), round(float(returns.std()), 2)
 
 
-def _append(file: Path, table: pd.DataFrame) -> None:
-    """Add rows to a CSV file, in the order of its columns."""
-    if file.exists():
-        table = table[list(pd.read_csv(file, nrows=0).columns)]
-    table.to_csv(file, mode="a", index=False, header=not file.exists())
+def carry_out(runs: Sequence[Run], n_jobs: int = 1) -> None:
+    """
+    Carry out the runs that are not finished, and show when all will be. The first that fails ends the others.
+
+    :param n_jobs: runs at a time
+    :raises ArgumentError: if a run fails
+    """
+    waiting = [run for run in runs if not run.is_finished]
+    print(f"{len(runs)} runs, {len(waiting)} to carry out", flush=True)
+    processes: dict[Run, subprocess.Popen] = {}
+    done, total = dict.fromkeys(waiting, 0), sum(run.n_timesteps for run in waiting)
+    # Without a terminal there is no bar, and only a line for each run
+    with tqdm(total=total, unit="step", unit_scale=True, smoothing=0, disable=None) as bar:
+        try:
+            while waiting or processes:
+                while waiting and len(processes) < n_jobs:
+                    run = waiting.pop(0)
+                    processes[run] = run.start()
+                time.sleep(0.5)
+                for run, process in [*processes.items()]:
+                    done[run] = run.progress()
+                    if process.poll() is not None:
+                        run.finish(process.returncode)
+                        del processes[run]
+                        done[run] = run.n_timesteps
+                        bar.write(f"{run.folder}: {run.curve()['return'].iloc[-1]:.1f} after {run.n_timesteps} steps")
+                bar.update(sum(done.values()) - bar.n)
+        finally:
+            for process in processes.values():
+                process.kill()
+                process.wait()
