@@ -91,6 +91,26 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path):
         damaged.write_bytes(whole)
 
 
+def test_a_kill_between_the_two_files_leaves_the_checkpoint_before(tmp_path, monkeypatch):
+    """The rollouts are there first: a model without them would be taken for the latest checkpoint."""
+
+    class Kill(BaseException):
+        pass
+
+    replace = Path.replace
+
+    def replace_and_kill(path: Path, place: Path) -> None:
+        replace(path, place)
+        if "32_steps" in place.name:
+            raise Kill
+
+    monkeypatch.setattr(Path, "replace", replace_and_kill)
+    with pytest.raises(Kill):
+        small().learn(8 * 5, callback=PhasicCheckpointCallback(2, tmp_path))
+    assert {path.name for path in tmp_path.glob("*32*")} == {"ppg_model_32_steps.aux_buffer.npz"}
+    assert resumed(tmp_path).learn(8, reset_num_timesteps=False).num_timesteps == 24
+
+
 def test_a_second_shorter_run_keeps_its_own_checkpoints(tmp_path):
     """Checkpoints with more steps are the first run's, and stay."""
     small().learn(8 * 6, callback=PhasicCheckpointCallback(1, tmp_path, keep=2))

@@ -59,7 +59,7 @@ AGAIN = [
 @pytest.mark.parametrize("extractor", [FlattenExtractor, Dropping])
 @pytest.mark.parametrize("again", AGAIN)
 def test_advantages_of_the_present_values_are_normalized_and_computed_in_evaluation_mode(again, extractor):
-    """Those of 1, 2, 3, 4 are first -3, -1, 1, 3 by the square root of 5; of the present ones, the mean is 3/4."""
+    """At first 1, 2, 3, 4 become -3, -1, 1, 3, divided by the square root of 5; later 1, 1, 0, 1 have a mean of 3/4."""
     network = dict(net_arch=[], features_extractor_class=extractor)
     sizes = dict(n_steps=4, gamma=0.5, gae_lambda=1.0, seed=0, device="cpu")
     model = PPG("MlpPolicy", Four(), objective=WithKnownValues, policy_kwargs=network, **sizes | again)
