@@ -66,7 +66,7 @@ def test_advantages_of_the_present_values_are_normalized_and_computed_in_evaluat
     set_values(model.policy, [0.0] * 4)
     calls = calls_of(model.objective, "joint_losses")
     model.learn(8)
-    first, second = (np.sort(batch.advantages) for (_, _, batch, _), _ in calls[:2])
+    first, second = (np.sort(batch.advantages) for (_, batch, _), _ in calls[:2])
     np.testing.assert_allclose(first, np.array([-3, -1, 1, 3]) / 5**0.5, rtol=1e-5)
     expected = np.array([-3, 1, 1, 1]) / 3**0.5
     np.testing.assert_allclose(second, np.sort(np.repeat(expected, len(second) // 4)), rtol=1e-5)
