@@ -1,4 +1,4 @@
-"""Exact KL divergences: torch's own, and identities. Actions that a kind of one's own converts."""
+"""Exact KL divergences: torch's own, and identities; actions as environments take them, also of a kind of one's own."""
 
 from dataclasses import replace
 
@@ -9,7 +9,15 @@ from gymnasium import spaces
 from stable_baselines3.common.distributions import Distribution, make_proba_distribution
 
 from sb3_ppg import PPG, ArgumentError
-from sb3_ppg.actions import Actions, actions_class_of, register
+from sb3_ppg.actions import (
+    Actions,
+    CategoricalActions,
+    GaussianActions,
+    MultiCategoricalActions,
+    SquashedGaussianActions,
+    actions_class_of,
+    register,
+)
 from sb3_ppg.export import DeterministicPolicy
 from tests.helpers import SMALL, VECTOR, names_of, random_envs
 from tests.offline.test_bcq import random_data
@@ -74,10 +82,25 @@ def test_kl_of_a_policy_to_itself_is_zero_and_so_is_its_gradient(kind):
         th.testing.assert_close(output.grad, th.zeros_like(output), rtol=0, atol=2e-6)
 
 
-# ---- a kind of one's own ----
+# ---- conversion ----
 
 PAGE = names_of("docs/guides/own_networks.md", "BetaDistribution")
 WIDE = spaces.Box(np.float32([-2, 0]), np.float32([2, 10]))
+
+
+@pytest.mark.parametrize(
+    ("kind", "space", "samples", "taken"),
+    [
+        (GaussianActions, WIDE, [[-3.0, 4.0]], [[-2, 4]]),
+        (SquashedGaussianActions, WIDE, [[-1.0, 1.0], [0.5, 0.0]], [[-2, 10], [1, 5]]),
+        (SquashedGaussianActions, spaces.Box(-128, 127, (1,), np.int8), [[-1.0], [0.01], [1.0]], [[-128], [1], [127]]),
+        (CategoricalActions, spaces.Discrete(3, start=-1), [0, 2], [-1, 1]),
+        (MultiCategoricalActions, spaces.MultiDiscrete([2, 3], start=[5, 0]), [[1, 2]], [[6, 2]]),
+    ],
+)
+def test_samples_as_environments_take_them(kind, space, samples, taken):
+    actions = kind(space).for_step(th.tensor(samples))
+    assert actions.tolist() == taken and all(space.contains(action.astype(space.dtype)) for action in actions)
 
 
 class UnitBeta(PAGE["BetaDistribution"]):
