@@ -194,7 +194,7 @@ VEC_ENVS = {
 }
 
 
-@pytest.mark.parametrize("kind", VEC_ENVS)
+@pytest.mark.parametrize("kind", [pytest.param("SubprocVecEnv", marks=pytest.mark.slow), "wrappers", "Gymnasium's"])
 def test_vectorized_environments_take_the_structure(kind):
     env = VEC_ENVS[kind]()
     model = PPG("MlpPolicy", env, **SMALL).learn(32)

@@ -39,7 +39,7 @@ def assert_same(ours: Any, expected: Any) -> None:
 
 
 @pytest.mark.parametrize("mode", AutoresetMode)
-@pytest.mark.parametrize("vectorized", [SyncVectorEnv, AsyncVectorEnv])
+@pytest.mark.parametrize("vectorized", [SyncVectorEnv, pytest.param(AsyncVectorEnv, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("make", [CART_POLE, EndsInBothWays])
 def test_the_same_steps_as_in_sb3s_own(make, vectorized, mode):
     ours = GymnasiumVecEnv(RecordEpisodeStatistics(vectorized([make] * 3, autoreset_mode=mode)))

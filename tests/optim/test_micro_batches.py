@@ -133,6 +133,7 @@ def is_fresh() -> list[bool]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the setting is glibc's")
 def test_training_leaves_the_allocator_alone_unless_asked():
     assert run_in_a_new_process(is_fresh) == [True, False]

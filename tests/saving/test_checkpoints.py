@@ -22,8 +22,6 @@ from sb3_ppg.errors import NonFiniteError
 from tests.helpers import RandomEnv, saved_and_loaded
 from tests.saving.small_models import resumed, same, saved, small
 
-pytestmark = pytest.mark.slow
-
 
 def steps(folder: Path) -> set[int]:
     names = {path.name for path in folder.iterdir()}
