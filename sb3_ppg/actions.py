@@ -32,7 +32,7 @@ from stable_baselines3.common.distributions import (
 from torch import nn
 from torch.nn import functional as F
 
-from sb3_ppg.errors import ArgumentError
+from sb3_ppg.errors import ArgumentError, raised_as
 from sb3_ppg.losses import check_same_shape
 
 NESTED = (spaces.Dict, spaces.Tuple)
@@ -43,7 +43,8 @@ class Actions:
     Everything that depends on how actions are distributed; a policy has an object of it as ``actions``. Derive from it for a
     distribution of your own, and ``register`` it.
 
-    The methods below are right for Box and MultiBinary actions, which buffers and networks take as they are.
+    The methods below are right for Box and MultiBinary actions, which buffers and networks take as they are. Environments,
+    buffers, exported policies and cloning all ask them.
 
     :param space: action space
     """
@@ -51,11 +52,17 @@ class Actions:
     bounded: bool = False  # whether the distribution's actions lie in [-1, 1], from which environments' bounds are reached
     shape: tuple[int, ...]  # shape of one of the distribution's actions
     n_features: int  # size of ``features``
+    low: th.Tensor  # lower bounds of a Box; of integers in float64, because the bounds' difference may not fit into their type
+    high: th.Tensor  # upper bounds
 
     def __init__(self, space: Any):
         self.space = space
         self.shape = space.shape
         self.n_features = math.prod(self.shape)
+        if isinstance(space, spaces.Box):
+            exact = np.float64 if np.issubdtype(space.dtype, np.integer) else space.dtype
+            pair = (np.atleast_1d(bound).astype(exact) for bound in (space.low, space.high))
+            self.low, self.high = (th.as_tensor(bound, device="cpu") for bound in pair)
 
     # ---- distributions ----
 
@@ -138,39 +145,60 @@ class Actions:
 
     # ---- forms of an action ----
 
-    def for_environments(self, actions: np.ndarray) -> np.ndarray:
+    def for_environments(self, actions: th.Tensor) -> Any:
         """
-        :param actions: samples of the distribution, (n_envs, ...)
-        :return: the same within the bounds of the action space; for a Box of integers the nearest integers
+        Override it together with ``from_environments``, its inverse.
+
+        :param actions: samples of the distribution, (B, ...), on the CPU
+        :return: the same within the bounds of the action space, (B, ...); for a Box of integers the nearest integers; for a
+            nested space a list of tensors, one for each leaf
         """
         if not isinstance(self.space, spaces.Box):
             return actions
-        low, high, is_integer = self.space.low, self.space.high, np.issubdtype(self.space.dtype, np.integer)
-        if is_integer:  # the difference of the bounds may not fit into their type
-            low, high = low.astype(np.float64), high.astype(np.float64)
-        taken = low + 0.5 * (actions + 1.0) * (high - low) if self.bounded else np.clip(actions, low, high)
-        return np.rint(taken).astype(self.space.dtype) if is_integer else taken
+        if not self.bounded:
+            taken = actions.clamp(self.low, self.high)
+        else:
+            taken = self.low + 0.5 * (actions + 1.0) * (self.high - self.low)
+        return taken.round().to(dtype_of(self.space)) if np.issubdtype(self.space.dtype, np.integer) else taken
 
-    def from_environments(self, actions: np.ndarray) -> np.ndarray:
+    def from_environments(self, actions: th.Tensor) -> th.Tensor:
         """
-        :param actions: as environments take them, within the bounds of the action space, (B, ...)
-        :return: as the distribution's samples
+        :param actions: as environments take them, within the bounds of the action space, (B, ...), on the CPU
+        :return: as the distribution's samples, (B, ...)
         """
         if not self.bounded:
             return actions
-        low, high = self.space.low.astype(np.float64), self.space.high.astype(np.float64)
-        return 2 * (actions - low) / (high - low) - 1
+        low, high = self.low.double(), self.high.double()
+        return 2 * (actions.double() - low) / th.where(high > low, high - low, 1.0) - 1
 
-    def for_buffer(self, actions: np.ndarray) -> np.ndarray:
+    def for_step(self, actions: th.Tensor) -> Any:
         """
         :param actions: samples of the distribution, (n_envs, ...)
-        :return: as rollout buffers store them, (n_envs, action dimensions)
+        :return: the same as ``VecEnv.step`` takes them: an array, (n_envs, ...); for a nested space a list
         """
-        return actions
+        return self.for_environments(actions.cpu()).numpy()
+
+    def check_conversion(self, distribution: Distribution) -> None:
+        """
+        :param distribution: of this kind, for the message
+        :raises ArgumentError: if ``for_environments`` does not undo ``from_environments``
+        """
+        actions, name = _some_actions(self.space), type(self).__name__
+        problem = f"`distribution_class`={type(distribution).__name__} cannot work: {name}"
+        with raised_as(ArgumentError, f"{problem} must convert tensors; a Box's bounds are `self.low` and `self.high`"):
+            again = self.for_environments(self.from_environments(actions)).double()
+            actions = actions.double()
+            error = (again - actions).abs() / (1 + actions.abs().amax(dim=0))
+        if not (error <= 1e-5).all():
+            worst = error.argmax()
+            raise ArgumentError(
+                f"{problem}.for_environments(from_environments(a)) is {again.flatten()[worst]:.4g} for "
+                f"a={actions.flatten()[worst]:.4g}; override both methods so that one is the inverse of the other"
+            )
 
     def from_buffer(self, actions: th.Tensor) -> th.Tensor:
         """
-        :param actions: as rollout buffers give them, floats, (B, action dimensions)
+        :param actions: samples of the distribution as rollout buffers give them, floats, (B, action dimensions)
         :return: as the distribution's ``log_prob`` takes them
         """
         return actions
@@ -181,6 +209,29 @@ class Actions:
         :return: as networks take them, (B, n_features)
         """
         return actions
+
+
+def dtype_of(space: spaces.Space) -> th.dtype:
+    """Return the type of the tensors that hold values of a space."""
+    return th.as_tensor(np.zeros((), space.dtype)).dtype
+
+
+def bounds(space: Any) -> tuple[Any, Any]:
+    """Return the lowest and the highest value of a space of numbers, in a type that can hold their difference."""
+    if isinstance(space, spaces.Box):
+        return space.low.astype(np.float64), space.high.astype(np.float64)
+    if isinstance(space, spaces.MultiBinary):
+        return 0, 1
+    return space.start, space.start + (space.n if isinstance(space, spaces.Discrete) else space.nvec) - 1
+
+
+def _some_actions(space: Any) -> th.Tensor:
+    """Return actions of a space that is not nested, from the lowest to the highest: (4, ...)."""
+    low, high = bounds(space)
+    low = np.where(np.isfinite(low), low, np.minimum(high, 1.0) - 2.0) + np.zeros(space.shape)
+    high = np.where(np.isfinite(high), high, low + 2.0)
+    actions = low + np.array([0.0, 0.3, 0.5, 1.0]).reshape(-1, *[1] * low.ndim) * (high - low)
+    return th.as_tensor(actions, device="cpu").to(dtype_of(space))
 
 
 class ActionDistribution(Distribution):
@@ -214,6 +265,10 @@ def with_python_integers(distribution: Distribution) -> Distribution:
 class LogitActions(Actions):
     """Choices in one or several dimensions. Parameters are the log-probabilities of all dimensions, (B, sum of n)."""
 
+    def __init__(self, space: Any):
+        super().__init__(space)
+        self.start = th.as_tensor(getattr(space, "start", 0), device="cpu")
+
     def parameters(self, distribution: Any) -> th.Tensor:
         parts = getattr(distribution, "distributions", None) or distribution.distribution
         return th.cat([part.logits for part in parts], dim=1) if isinstance(parts, list) else parts.logits
@@ -225,11 +280,11 @@ class LogitActions(Actions):
     def tempered(self, distribution: Any, temperature: float) -> Any:
         return copy.copy(distribution).proba_distribution(self.parameters(distribution) / temperature)
 
-    def for_environments(self, actions: np.ndarray) -> np.ndarray:
-        return actions + getattr(self.space, "start", 0)
+    def for_environments(self, actions: th.Tensor) -> th.Tensor:
+        return actions + self.start
 
-    def from_environments(self, actions: np.ndarray) -> np.ndarray:
-        return actions - getattr(self.space, "start", 0)
+    def from_environments(self, actions: th.Tensor) -> th.Tensor:
+        return actions - self.start
 
 
 class CategoricalActions(LogitActions):
@@ -238,9 +293,6 @@ class CategoricalActions(LogitActions):
     def __init__(self, space: spaces.Discrete):
         super().__init__(space)
         self.n_features = int(space.n)
-
-    def for_buffer(self, actions: np.ndarray) -> np.ndarray:
-        return actions.reshape(-1, 1)
 
     def from_buffer(self, actions: th.Tensor) -> th.Tensor:
         return actions.long().flatten()
@@ -543,13 +595,22 @@ class NestedActions(Actions):
         tempered.distributions = [kind.tempered(one, its) for kind, one, its in parts]
         return tempered
 
-    def for_environments(self, actions: np.ndarray) -> list[Any]:  # type: ignore[override]
+    def for_environments(self, actions: th.Tensor) -> list[th.Tensor]:
+        """Return the actions of rows of numbers, (B, n), leaf by leaf, in the types of their spaces."""
+        converted = []
+        for (_, space), kind, part in zip(self.leaves, self.kinds, self.split(actions), strict=True):
+            taken = kind.for_environments(part.reshape(-1, *kind.shape))
+            converted.append(taken.to(dtype_of(space)).reshape(-1, *(space.shape or ())))
+        return converted
+
+    def for_step(self, actions: th.Tensor) -> list[Any]:
         """Return the actions of rows of numbers, (n_envs, n), as the space describes them, one for each environment."""
-        of_leaves = []
-        for leaf, kind, part in zip(self.leaves, self.kinds, self.split(th.as_tensor(actions)), strict=True):
-            taken = kind.for_environments(part.numpy().reshape(-1, *kind.shape))
-            of_leaves.append(taken.astype(leaf.space.dtype).reshape(-1, *leaf.space.shape))  # type: ignore[misc]
-        return [structure(self.space, iter(of_env)) for of_env in zip(*of_leaves, strict=True)]
+        arrays = [part.numpy() for part in self.for_environments(actions.cpu())]
+        return [structure(self.space, iter(of_env)) for of_env in zip(*arrays, strict=True)]
+
+    def check_conversion(self, distribution: Any) -> None:
+        for kind, template in zip(self.kinds, distribution.templates, strict=True):
+            kind.check_conversion(template)
 
     def features(self, actions: th.Tensor) -> th.Tensor:
         return th.cat([kind.features(part) for kind, part in zip(self.kinds, self.split(actions), strict=True)], dim=1)
@@ -651,7 +712,7 @@ class NestedDistribution(ActionDistribution):
 
 def _row(actions: Iterator[th.Tensor]) -> th.Tensor:
     """Write the actions of all leaves into rows of numbers."""
-    return th.cat([action.reshape(len(action), -1) for action in actions], dim=1)
+    return th.cat([action.reshape(action.shape[0], -1) for action in actions], dim=1)
 
 
 def _with_one_dimension(space: spaces.Space) -> spaces.Space:

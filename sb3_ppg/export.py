@@ -11,7 +11,7 @@ from gymnasium import spaces
 from stable_baselines3.common.vec_env import VecNormalize
 from torch import nn
 
-from sb3_ppg.actions import NestedActions, NestedDistribution, leaves, n_choices, unvalidated_distributions
+from sb3_ppg.actions import NestedActions, dtype_of, leaves, n_choices, unvalidated_distributions
 from sb3_ppg.environments.watched import only_normalizer
 from sb3_ppg.errors import ArgumentError, missing_extras_named
 from sb3_ppg.maskable import MaskablePhasicActorCriticPolicy
@@ -58,10 +58,7 @@ class DeterministicPolicy(nn.Module):
         space = copy.deepcopy(model.observation_space)  # whose random generator the environment may use
         self.is_dict = isinstance(space, spaces.Dict)
         self.parts: dict[str, spaces.Space] = dict(space.spaces) if isinstance(space, spaces.Dict) else {"observation": space}
-        actions, of_space = self.policy.actions, leaves(model.action_space)
-        is_nested = isinstance(actions, NestedActions)
-        kinds = actions.kinds if is_nested else [actions]
-        self.actions = [(leaf.space, kind.bounded) for leaf, kind in zip(of_space, kinds, strict=True)]
+        is_nested, of_space = isinstance(self.policy.actions, NestedActions), leaves(model.action_space)
         self.n_choices = sum(n_choices(model.action_space))
         self.input_names = [*self.parts]
         self.output_names = [f"action.{leaf.path}" for leaf in of_space] if is_nested else ["action"]
@@ -103,8 +100,9 @@ class DeterministicPolicy(nn.Module):
             distribution = self.policy._get_action_dist_from_latent(latent)
         else:
             distribution, states = self.policy.evaluate(observation, **given, reads=("distribution",)).distribution, ()
-        of_leaves = distribution.distributions if isinstance(distribution, NestedDistribution) else [distribution]
-        actions = (for_environments(one.mode(), *leaf) for one, leaf in zip(of_leaves, self.actions, strict=True))
+        actions = self.policy.actions.for_environments(distribution.mode().reshape(-1, *self.policy.actions.shape))
+        if isinstance(actions, th.Tensor):
+            actions = [actions.to(dtype_of(self.policy.action_space))]
         outputs = (*actions, *states)
         return outputs if len(outputs) > 1 else outputs[0]
 
@@ -120,17 +118,6 @@ class DeterministicPolicy(nn.Module):
             hidden = th.zeros(self.policy.lstm_actor.num_layers, n_envs, self.policy.lstm_actor.hidden_size)
             inputs += [hidden, hidden.clone(), th.ones(n_envs, dtype=th.bool)]  # not one tensor: that would be one input
         return tuple(inputs)
-
-
-def for_environments(actions: th.Tensor, space: Any, bounded: bool) -> th.Tensor:
-    """Convert a distribution's actions, which lie in [-1, 1] if ``bounded``, to those that environments take."""
-    actions, dtype = actions.reshape(-1, *space.shape), th.as_tensor(np.zeros((), space.dtype)).dtype
-    if isinstance(space, spaces.Box):
-        exact = np.promote_types(space.dtype, np.float32)  # float64 for wide integers
-        low, high = th.as_tensor(space.low.astype(exact)), th.as_tensor(space.high.astype(exact))
-        actions = low + 0.5 * (actions + 1) * (high - low) if bounded else actions.clamp(low, high)
-        actions = actions if dtype.is_floating_point else actions.round()
-    return (actions + th.as_tensor(getattr(space, "start", 0))).to(dtype)
 
 
 def to_onnx(model: PPG, path: str | Path, vec_normalize: VecNormalize | None = None) -> None:

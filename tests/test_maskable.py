@@ -142,6 +142,7 @@ def test_without_masking():
     th.testing.assert_close([*models[1].policy.parameters()], [*models[0].policy.parameters()], rtol=0, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_masks_come_through_wrappers_of_other_processes():
     """ActionMasker makes them in the workers, and a wrapper of all environments changes them, under normalisation."""
 
@@ -173,6 +174,7 @@ def test_masks_that_cannot_be():
         model.learn(8)
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_while_it_is_asked_for_masks_is_named():
     """With forked workers, a dead worker's pipe stays open in its sibling, so that a call would wait for ever."""
 

@@ -145,7 +145,7 @@ def test_with_gsde_each_sample_has_noise_of_its_own_and_a_rollout_keeps_its_nois
     mean, std = (getattr(distribution, name)[0].detach().numpy() for name in ("mean", "stddev"))
     for temperature in (1.0, 0.25):
         actions, _ = model.predict(observations, episode_start=starts, temperature=temperature)
-        actions = model.policy.actions.from_environments(actions)
+        actions = model.policy.actions.from_environments(th.as_tensor(actions)).numpy()
         actions = np.arctanh(actions) if is_squashed else actions
         np.testing.assert_allclose(actions.mean(axis=0), mean, atol=0.05 * std.min())
         np.testing.assert_allclose(actions.std(axis=0), temperature**0.5 * std, rtol=0.03)

@@ -233,6 +233,7 @@ class ListReward(VectorRewardEnv):
         return obs, [first, 0.5], *rest
 
 
+@pytest.mark.slow
 def test_vectors_are_in_the_infos_of_vec_envs():
     """SB3's array of rewards has the weighted sums, and each info its vector."""
     env = SubprocVecEnv([lambda: VectorRewards(VectorRewardEnv(), [2.0, -1.0])] * 2, start_method="fork")

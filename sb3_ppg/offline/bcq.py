@@ -312,7 +312,7 @@ class BCQ(OffPolicyAlgorithm):
             next_values = policy.q_net_target(next_obs)[0].gather(1, next_actions.unsqueeze(1)).squeeze(1)
             targets = losses.td_targets(*outcome, next_values)
         values, logits = policy.q_net(obs)
-        taken = actions.flatten().long() - int(self.action_space.start)  # type: ignore[attr-defined]
+        taken = policy.actions.from_environments(actions.flatten().long())
         terms = losses.discrete_losses(values, logits, taken, targets)
         total = terms["critic_loss"] + terms["imitation_loss"] + self.logit_penalty_coef * terms["logit_penalty"]
         _step(policy.optimizer, total)

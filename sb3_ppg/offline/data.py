@@ -10,6 +10,7 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.preprocessing import is_image_space
@@ -17,7 +18,7 @@ from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.save_util import load_from_pkl
 from stable_baselines3.common.vec_env import VecEnv
 
-from sb3_ppg.actions import NESTED, SquashedGaussianActions
+from sb3_ppg.actions import NESTED, SquashedGaussianActions, bounds
 from sb3_ppg.arguments import check_values
 from sb3_ppg.arrays import map_arrays
 from sb3_ppg.buffers.rollouts import Observations
@@ -162,15 +163,6 @@ class Dataset:
         return (np.rint(array) if is_rounded else array).astype(space.dtype, copy=False)
 
 
-def bounds(space: Any) -> tuple[Any, Any]:
-    """Return the lowest and the highest value of a space of numbers, in a type that can hold their difference."""
-    if isinstance(space, spaces.Box):
-        return space.low.astype(np.float64), space.high.astype(np.float64)
-    if isinstance(space, spaces.MultiBinary):
-        return 0, 1
-    return space.start, space.start + (space.n if isinstance(space, spaces.Discrete) else space.nvec) - 1
-
-
 def fit_normalizers(env: VecEnv | None, data: Dataset, is_trained: bool) -> None:
     """
     Replace the statistics of ``VecNormalize`` among the wrappers by those of the data, unless networks have been trained with
@@ -255,7 +247,7 @@ def _from_replay_buffer(buffer: ReplayBuffer) -> Dataset:
         if abs(actions[rows]).max(initial=0) > 1 + TOLERANCE:
             remedy = f"for those in the environment's units, use a dictionary with {', '.join(ARRAYS)}"
             raise ArgumentError(f"the replay buffer has `actions` that are not scaled to [-1, 1], as SB3 does: {remedy}")
-        actions = SquashedGaussianActions(space).for_environments(actions)
+        actions = SquashedGaussianActions(space).for_environments(th.as_tensor(actions)).numpy()
     dones, timeouts = buffer.dones.astype(bool), buffer.timeouts.astype(bool)
     columns = (buffer.observations, actions, buffer.rewards, next_observations, dones & ~timeouts, timeouts)
     named = dict(zip(ARRAYS, columns, strict=True))

@@ -8,6 +8,7 @@ The networks of BCQ: for Box actions a conditional VAE, a perturbation network a
 import copy
 from typing import Any
 
+import numpy as np
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.policies import BasePolicy
@@ -22,7 +23,7 @@ from stable_baselines3.common.torch_layers import (
 from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
 from torch import nn
 
-from sb3_ppg.actions import SquashedGaussianActions
+from sb3_ppg.actions import Actions, CategoricalActions, SquashedGaussianActions
 from sb3_ppg.arrays import n_samples
 from sb3_ppg.offline import losses
 from sb3_ppg.policies.mlp import preprocess, with_integers
@@ -177,13 +178,11 @@ class BCQPolicy(BasePolicy):
             net_arch = [400, 300] if self.is_box else discrete
         vae_net_arch = [750, 750] if vae_net_arch is None else vae_net_arch
         self.threshold = threshold
+        self.actions: Actions = (SquashedGaussianActions if self.is_box else CategoricalActions)(action_space)  # type: ignore[arg-type]
         extractor = self.make_features_extractor
         networks: dict[str, nn.Module]
         if isinstance(action_space, spaces.Box):
             n_dims = get_action_dim(action_space)
-            scaling: Any = SquashedGaussianActions(action_space)  # which also rounds integers
-            self.scale_action = scaling.from_environments  # type: ignore[method-assign]
-            self.unscale_action = scaling.for_environments  # type: ignore[method-assign]
             self.vae = ActionVAE(n_dims, extractor(), vae_net_arch, activation_fn)
             self.actor = Perturbation(phi, n_dims, extractor(), net_arch, activation_fn)
             self.critics = Critics(n_critics, n_dims, extractor(), net_arch, activation_fn)
@@ -208,6 +207,12 @@ class BCQPolicy(BasePolicy):
         for _, target in self.targets:
             target.eval()
 
+    def scale_action(self, action: np.ndarray) -> np.ndarray:
+        return self.actions.from_environments(th.as_tensor(action)).numpy()
+
+    def unscale_action(self, scaled_action: np.ndarray) -> np.ndarray:
+        return self.actions.for_environments(th.as_tensor(scaled_action)).numpy()
+
     def preprocess(self, obs: PyTorchObs) -> Any:
         """Return observations as features extractors take them."""
         return preprocess(obs, self.preprocessed_space, self.normalize_images)
@@ -225,7 +230,7 @@ class BCQPolicy(BasePolicy):
         if not self.is_box:
             values, logits = self.q_net(obs)
             chosen = losses.constrained_actions(values, logits.log_softmax(dim=1), self.threshold)
-            return chosen + int(self.action_space.start)  # type: ignore[attr-defined]
+            return self.actions.for_environments(chosen)
         n_envs = n_samples(obs)
         codes = self.codes.expand(n_envs, -1, -1) if deterministic else self.vae.random_codes(n_envs, len(self.codes))
         actions = self.actor(obs, self.vae.decode(obs, codes))

@@ -37,7 +37,8 @@ def fit_to_data(model: PhasicModel, dataset: Any, agent: Any, n_epochs: int, bat
     elif agent is not None:
         observations = _normalized(agent, data).observations
         actions, fit_std = _by_chunks(lambda part: agent.predict(part, deterministic=True)[0], observations), False
-    actions = model.policy.actions.from_environments(actions).reshape(len(data), -1).astype(np.float32)
+    samples = model.policy.actions.from_environments(th.as_tensor(actions))
+    actions = samples.reshape(len(data), -1).float().numpy()
     fit_normalizers(model.env, data, is_trained=model.num_timesteps > 0 or len(model.aux_optimizer.state) > 0)
     data = _normalized(model, data)
     if model.ignore_terminations:

@@ -342,6 +342,7 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
         else:
             self.actions = actions_class_of(type(distribution))(self.action_space)
             self.actions.bounded |= bool(self._squash_output)
+        self.actions.check_conversion(distribution)
 
     @property
     def squash_output(self) -> bool:
@@ -637,10 +638,9 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
 
         :raises NonFiniteActionError: if an action is infinite, which the bounds of the action space would hide
         """
-        array = actions.cpu().numpy().reshape(-1, *self.actions.shape)
-        if not np.isfinite(array).all():
+        if not actions.isfinite().all():
             raise NonFiniteActionError("The policy gives actions that are NaN or infinite")
-        taken = self.actions.for_environments(array)
+        taken = self.actions.for_step(actions.reshape(-1, *self.actions.shape))
         if vectorized_env:
             return taken
         return taken[0] if isinstance(taken, list) else taken.squeeze(axis=0)

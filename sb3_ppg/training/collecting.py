@@ -68,8 +68,8 @@ def take_steps(
         with th.no_grad():
             obs_tensor = obs_as_tensor(model._last_obs, model.device)
             actions, values, log_probs = _finite_act(model, obs_tensor, inputs)
-        actions = actions.cpu().numpy()
-        clipped_actions = model.policy.actions.for_environments(actions)
+        actions = actions.cpu()
+        clipped_actions, actions = model.policy.actions.for_step(actions), actions.numpy()
         new_obs, rewards, dones, infos = steps.take(clipped_actions, n_steps + 1)
         model.num_timesteps += n_new
 
@@ -84,7 +84,7 @@ def take_steps(
         model.after_environment_step()
         model.objective.after_environment_step(dones, infos, steps.reset_infos())
         rewards = _bootstrapped(model, rewards, dones, infos, rollout_buffer)
-        stored = (model._last_obs, model.policy.actions.for_buffer(actions), rewards, model._last_episode_starts)
+        stored = (model._last_obs, actions.reshape(env.num_envs, -1), rewards, model._last_episode_starts)
         rollout_buffer.add(*stored, values, log_probs, **{**inputs, **steps.also_stored})
         model._last_obs, model._last_episode_starts = new_obs, dones
     with th.no_grad():

@@ -1,11 +1,26 @@
-"""Exact KL divergences: torch's own, and identities."""
+"""Exact KL divergences: torch's own, and identities; actions as environments take them, also of a kind of one's own."""
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.distributions import Distribution, make_proba_distribution
 
-from sb3_ppg.actions import Actions, actions_class_of
+from sb3_ppg import PPG, ArgumentError
+from sb3_ppg.actions import (
+    Actions,
+    CategoricalActions,
+    GaussianActions,
+    MultiCategoricalActions,
+    SquashedGaussianActions,
+    actions_class_of,
+    register,
+)
+from sb3_ppg.export import DeterministicPolicy
+from tests.helpers import SMALL, VECTOR, names_of, random_envs
+from tests.offline.test_bcq import random_data
 
 BOX = spaces.Box(-1, 1, (2,))
 ACTION_SPACES = {
@@ -65,3 +80,78 @@ def test_kl_of_a_policy_to_itself_is_zero_and_so_is_its_gradient(kind):
     kl.sum().backward()
     for output in outputs:
         th.testing.assert_close(output.grad, th.zeros_like(output), rtol=0, atol=2e-6)
+
+
+# ---- conversion ----
+
+PAGE = names_of("docs/guides/own_networks.md", "BetaDistribution")
+WIDE = spaces.Box(np.float32([-2, 0]), np.float32([2, 10]))
+
+
+@pytest.mark.parametrize(
+    ("kind", "space", "samples", "taken"),
+    [
+        (GaussianActions, WIDE, [[-3.0, 4.0]], [[-2, 4]]),
+        (SquashedGaussianActions, WIDE, [[-1.0, 1.0], [0.5, 0.0]], [[-2, 10], [1, 5]]),
+        (SquashedGaussianActions, spaces.Box(-128, 127, (1,), np.int8), [[-1.0], [0.01], [1.0]], [[-128], [1], [127]]),
+        (CategoricalActions, spaces.Discrete(3, start=-1), [0, 2], [-1, 1]),
+        (MultiCategoricalActions, spaces.MultiDiscrete([2, 3], start=[5, 0]), [[1, 2]], [[6, 2]]),
+    ],
+)
+def test_samples_as_environments_take_them(kind, space, samples, taken):
+    actions = kind(space).for_step(th.tensor(samples))
+    assert actions.tolist() == taken and all(space.contains(action.astype(space.dtype)) for action in actions)
+
+
+class UnitBeta(PAGE["BetaDistribution"]):
+    """The page's, with samples in [0, 1]."""
+
+    def log_prob(self, actions):
+        return super().log_prob(2 * actions - 1)
+
+    def sample(self):
+        return self.distribution.sample()
+
+    def mode(self):
+        return self.distribution.mean
+
+
+class Wrong(PAGE["BetaActions"]):
+    bounded = False
+
+    def for_environments(self, actions):
+        return self.low + actions * (self.high - self.low)
+
+
+class UnitActions(Wrong):
+    def from_environments(self, actions):
+        return (actions - self.low) / (self.high - self.low)
+
+
+class ForArrays(UnitActions):
+    def for_environments(self, actions):
+        return self.space.low + actions * (self.space.high - self.space.low)
+
+
+def unit_beta(actions_class: type[Actions]) -> PPG:
+    register(UnitBeta, actions_class)
+    arguments = dict(SMALL, aux_learning_rate=1e-2, policy_kwargs=dict(distribution_class=UnitBeta))
+    return PPG("MlpPolicy", random_envs(VECTOR, WIDE), **arguments)
+
+
+def test_environments_exported_policies_and_cloning_ask_the_kind_to_convert():
+    """The data's actions are 1.5 and 9 everywhere; the environments refuse actions out of bounds."""
+    model, data = unit_beta(UnitActions).learn(32), random_data(VECTOR, WIDE, 40)
+    model.warm_start(replace(data, actions=np.tile(np.float32([1.5, 9]), (40, 1))), n_epochs=100)
+    played = model.predict(data.observations, deterministic=True)[0]
+    np.testing.assert_allclose(played, np.tile([1.5, 9], (40, 1)), atol=0.5)
+    exported = DeterministicPolicy(model)(th.as_tensor(data.observations))
+    np.testing.assert_allclose(exported, played, rtol=1e-5, atol=1e-5)
+
+
+def test_a_kind_that_does_not_convert_back_and_forth_is_refused():
+    where = r"`distribution_class`=UnitBeta cannot work: "
+    with pytest.raises(ArgumentError, match=where + r"Wrong.for_env.* is 100 for a=10; override both"):
+        unit_beta(Wrong)
+    with pytest.raises(ArgumentError, match=where + r"ForArrays must convert tensors; a Box's bounds are `self.low`"):
+        unit_beta(ForArrays)

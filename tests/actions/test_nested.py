@@ -100,13 +100,13 @@ def test_integers_reach_their_bounds():
         wide=spaces.Box(-(2**40), 2**40, (3,), np.int64),
         kind=spaces.Discrete(5, start=-2),
     )
-    row = np.array([[-1.0, 0.0, 1.0, -1.0, 0.5, 1.0, 4.0]], np.float32)
+    row = th.tensor([[-1.0, 0.0, 1.0, -1.0, 0.5, 1.0, 4.0]])
     squashed = PPG("MlpPolicy", random_envs(VECTOR, space), policy_kwargs=dict(squash_output=True), **SMALL)
-    (action,) = squashed.policy.actions.for_environments(row)
+    (action,) = squashed.policy.actions.for_step(row)
     assert action["small"].tolist() == [-100, 0, 100] and action["small"].dtype == np.int8
     assert action["wide"].tolist() == [-(2**40), 2**39, 2**40] and action["kind"] == 2
     row[:, :6] *= 100.5
-    (action,) = PPG("MlpPolicy", random_envs(VECTOR, space), **SMALL).policy.actions.for_environments(row)
+    (action,) = PPG("MlpPolicy", random_envs(VECTOR, space), **SMALL).policy.actions.for_step(row)
     assert action["small"].tolist() == [-100, 0, 100] and space.contains(action)
 
 
@@ -194,7 +194,7 @@ VEC_ENVS = {
 }
 
 
-@pytest.mark.parametrize("kind", VEC_ENVS)
+@pytest.mark.parametrize("kind", [pytest.param("SubprocVecEnv", marks=pytest.mark.slow), "wrappers", "Gymnasium's"])
 def test_vectorized_environments_take_the_structure(kind):
     env = VEC_ENVS[kind]()
     model = PPG("MlpPolicy", env, **SMALL).learn(32)

@@ -14,8 +14,6 @@ from sb3_ppg import ArgumentError, check
 from sb3_ppg.environments.checking import policy_for
 from tests.helpers import Reusing, StepsChanged, image_space, run
 
-pytestmark = pytest.mark.slow
-
 
 class Right(gym.Env):
     """Noise; episodes end by chance, or are truncated at step 9."""
@@ -237,6 +235,7 @@ def test_advice_follows_from_spaces_lengths_and_seconds():
     assert "with 2 environments" in advice(lambda: DummyVecEnv([slow] * 2))["policy"]
 
 
+@pytest.mark.slow
 def test_the_command(tmp_path):
     registers = "import gymnasium\nfrom tests.environments.test_checking import Fails, Right\n"
     registers += "for cls in (Fails, Right):\n    gymnasium.register(f'{cls.__name__}-v0', cls)\n"

@@ -24,8 +24,6 @@ from sb3_ppg.optim.update import optimize_epoch
 from tests.helpers import THREE_ACTIONS, VECTOR, RandomEnv, StepsChanged, changed, run_in_a_new_process
 from tests.saving.small_models import numbers_of, resumed, small
 
-pytestmark = pytest.mark.slow
-
 
 class Spoiled(gym.Wrapper):
     """CartPole with a bad number in one place of its observations, or as its reward, at one step."""
@@ -165,6 +163,7 @@ def test_bad_numbers_do_not_reach_statistics(place):
     assert_is_named(small(env=make_env(at)), at, message)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_from_the_checkpoint_before_a_bad_number(tmp_path):
     """The number is from a worker. Both a new model and the one whose error was caught go on."""
 
@@ -260,6 +259,7 @@ def lose_a_worker(start_method: str, at: int, folder: Path) -> None:
     assert bool([*folder.glob("*.zip")]) == (at > 0)
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_is_named(tmp_path):
     """With fork, its siblings hold the other end of its pipe: SB3 would wait forever."""
     for at in (0, 11):

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from functools import reduce
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -126,6 +127,16 @@ def test_memories_and_rollouts_that_no_machine_holds(tmp_path):
         change(tmp_path / "lstm", KWARGS, {name: 10**6})
         with watched():
             refused(tmp_path / "lstm", complaint)
+
+
+@pytest.mark.parametrize("total", [351, 352])
+def test_a_rollout_is_read_where_the_machine_has_memory_for_it(copied, total, monkeypatch):
+    """Each of its eight steps has an observation of 12 bytes, an action of 8, and six further numbers of 4."""
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(total=total))
+    if total < 352:
+        refused(copied, "n_steps=8 with n_envs=1 claims 3.5e\\+02 bytes of memory for a rollout")
+    else:
+        from_pretrained(copied)
 
 
 def test_a_file_may_name_only_classes_that_build_something():

@@ -40,8 +40,6 @@ from tests.helpers import (
 from tests.saving.small_models import same
 from tests.test_spaces import ACTIONS, OBSERVATIONS
 
-pytestmark = pytest.mark.slow
-
 MEMBERS = [name for name, member in FAMILY.items() if member.preset]
 SMALL = dict(
     n_steps=8, batch_size=8, n_epochs=2, n_policy_iterations=2, n_aux_epochs=2, n_value_epochs=None, aux_batch_size=None

@@ -14,8 +14,6 @@ from sb3_ppg.objectives import Coefficients, DecoupledObjective, Losses, Objecti
 from tests.helpers import SMALL, WITH_CONTEXT, make_kind, saved_and_loaded
 from tests.saving.small_models import same
 
-pytestmark = pytest.mark.slow
-
 COEFFICIENTS = Coefficients(0.2, None, 2.0, 0.0, 0.5, 0.0, 1.0)  # in value units of 2
 every_kind = pytest.mark.parametrize("kind", WITH_CONTEXT)
 

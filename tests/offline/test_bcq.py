@@ -158,10 +158,10 @@ def test_an_update_with_discrete_actions_is_the_papers():
 
 def test_targets_go_on_at_time_limits_and_stop_at_terminations():
     data = random_data(VECTOR, BOX, 20)
-    data.terminations[5] = True
+    data.terminations[[5, 9]] = True  # the latter also in a time limit
     buffer = make(dataset=data).replay_buffer
     batch = buffer._get_samples(np.arange(20))
-    assert batch.dones.flatten().tolist() == [float(i == 5) for i in range(20)]
+    assert batch.dones.flatten().tolist() == [float(i in (5, 9)) for i in range(20)]
     with_ends = make(dataset=data, replay_buffer_kwargs=dict(handle_timeout_termination=False)).replay_buffer
     assert with_ends._get_samples(np.arange(20)).dones.flatten().nonzero().flatten().tolist() == [5, 9, 19]
     np.testing.assert_allclose(batch.actions, (data.actions - BOX.low) / (BOX.high - BOX.low) * 2 - 1, atol=1e-6)

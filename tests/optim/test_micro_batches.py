@@ -105,6 +105,9 @@ def test_automatic_micro_batches_are_used_in_both_phases(monkeypatch):
     model.learn(2 * 32)
     training = [size for size in sizes if size != model.n_envs]
     assert model.resolved_micro_batch_size() == 4 and set(sizes) <= {1, 2, 4} and not set(training) - {1, 2}
+    model.policy.mixed_precision = "bf16"  # halves the activations: the next run has a size of its own
+    model.learn(32)
+    assert model.resolved_micro_batch_size() == 8
 
 
 class Info(ctypes.Structure):
@@ -130,6 +133,7 @@ def is_fresh() -> list[bool]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the setting is glibc's")
 def test_training_leaves_the_allocator_alone_unless_asked():
     assert run_in_a_new_process(is_fresh) == [True, False]

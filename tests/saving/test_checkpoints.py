@@ -22,8 +22,6 @@ from sb3_ppg.errors import NonFiniteError
 from tests.helpers import RandomEnv, saved_and_loaded
 from tests.saving.small_models import resumed, same, saved, small
 
-pytestmark = pytest.mark.slow
-
 
 def complete(folder: Path) -> set[int]:
     return {int(path.name.split("_")[2]) for path in folder.glob("ppg_model_*_steps.aux_buffer.npz")}
@@ -70,6 +68,26 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path):
         with pytest.warns(UserWarning, match=f"{damaged.name} is damaged"):
             assert latest_checkpoint(tmp_path).name == "ppg_model_16_steps.zip"
         damaged.write_bytes(whole)
+
+
+def test_a_kill_between_the_two_files_leaves_the_checkpoint_before(tmp_path, monkeypatch):
+    """The rollouts are there first: a model without them would be taken for the latest checkpoint."""
+
+    class Kill(BaseException):
+        pass
+
+    replace = Path.replace
+
+    def replace_and_kill(path: Path, place: Path) -> None:
+        replace(path, place)
+        if "32_steps" in place.name:
+            raise Kill
+
+    monkeypatch.setattr(Path, "replace", replace_and_kill)
+    with pytest.raises(Kill):
+        small().learn(8 * 5, callback=PhasicCheckpointCallback(2, tmp_path))
+    assert {path.name for path in tmp_path.glob("*32*")} == {"ppg_model_32_steps.aux_buffer.npz"}
+    assert resumed(tmp_path).learn(8, reset_num_timesteps=False).num_timesteps == 24
 
 
 def test_a_second_shorter_run_keeps_its_own_checkpoints(tmp_path):

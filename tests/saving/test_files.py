@@ -26,8 +26,6 @@ from tests.helpers import run_in_a_new_process
 from tests.hub.watch import generator_states
 from tests.saving.small_models import everything, same, small
 
-pytestmark = pytest.mark.slow
-
 
 def test_a_file_appears_when_it_is_complete_and_on_the_disk(tmp_path, monkeypatch):
     path, fsync, flushed = tmp_path / "folder" / "file", os.fsync, []
@@ -105,6 +103,7 @@ def fill_the_disk(folder: Path) -> dict[str, str]:
     return messages
 
 
+@pytest.mark.slow
 def test_a_full_disk_leaves_the_old_checkpoint(tmp_path):
     model = small().learn(8 * 2)
     model.save(tmp_path / "model.zip")

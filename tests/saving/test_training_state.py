@@ -17,8 +17,6 @@ from tests.helpers import masked_envs
 from tests.hub.watch import generator_states
 from tests.saving.small_models import numbers_of, saved, small
 
-pytestmark = pytest.mark.slow
-
 
 def test_damaged_files_are_refused(tmp_path):
     """Truncated anywhere, a byte flipped anywhere: an error that names the file, and the model is as before."""

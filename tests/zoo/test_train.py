@@ -262,6 +262,28 @@ def test_a_run_resumes_whatever_the_kill_has_left(tmp_path):
     assert "Resuming" not in run(*command, "--resume", cwd=tmp_path)  # it is finished
 
 
+def test_a_run_that_resumes_evaluates_when_it_would_have(tmp_path):
+    """
+    Two environments, a checkpoint every 32 steps, and an evaluation every 48: the kills leave checkpoints at 32 steps, between
+    two evaluations, and at 96, with one.
+    """
+    options = "-n 160 --seed 3 --save-freq 32 --eval-freq 48 --eval-episodes 1 --resume -params n_envs:2 n_steps:16"
+    command, train = ["train", "--env", "CartPole-v1", *options.split(), "batch_size:16", "compile_updates:False"], PPG.train
+    for last in (64, 128):
+
+        def kill(model, last=last):
+            if model.num_timesteps == last:
+                raise Kill
+            train(model)
+
+        with patch.object(PPG, "train", kill):
+            run(*command, cwd=tmp_path, fails=True)
+        gc.collect()  # closes the marker, as the end of a process does
+    assert "from rl_model_96_steps.zip" in run(*command, cwd=tmp_path)
+    evaluations = np.load(tmp_path / "logs" / "ppg" / "CartPole-v1_1" / "evaluations.npz")
+    assert evaluations["timesteps"].tolist() == [48, 96, 144]
+
+
 def test_episodes_after_the_checkpoint_are_forgotten(tmp_path):
     """They are played once more: each step counts once in learning curves."""
     env = make_vec_env("CartPole-v1", 2, monitor_dir=str(tmp_path))
