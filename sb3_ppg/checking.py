@@ -7,8 +7,9 @@ import time
 import traceback
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import ExitStack, redirect_stdout
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import gymnasium as gym
 import numpy as np
@@ -82,7 +83,7 @@ def check(env: Any, seconds: float = 3.0, **arguments: Any) -> EnvironmentReport
     :param env: an ID, a callable that makes an environment, an environment, a ``VecEnv``, or a vector environment of
         Gymnasium. Running statistics of its wrappers do not change. An environment that you pass is not reset at the end, so
         reset it before you use it
-    :param seconds: seconds of play
+    :param seconds: seconds of play; some faults show only after three episodes
     :param arguments: arguments of ``PPG`` that the environment needs, such as ``reward_weights``
     :return: findings with remedies
     :raises ArgumentError: if ``env`` is not an environment
@@ -98,7 +99,11 @@ def check(env: Any, seconds: float = 3.0, **arguments: Any) -> EnvironmentReport
             raise ArgumentError(f"`env`={made!r} is no environment: use one of Gymnasium or SB3, an ID, or what makes one")
         play = _Play(made, seconds)
         try:
-            with _statistics_frozen(made):
+            with ExitStack() as frozen:
+                for layer in normalizers(made):
+                    frozen.enter_context(patch.object(layer, "training", False))
+                for layer in _with_statistics(made):
+                    frozen.enter_context(patch.object(layer, "_update_running_mean", False))
                 play.begin(arguments)
             findings = [*play.faults(), *play.advice()]
         except Exception as error:
@@ -128,24 +133,9 @@ def _with_statistics(env: Any) -> Iterator[Any]:
     inside = innermost(env)
     for layer in inside.envs if isinstance(inside, DummyVecEnv) else [env]:
         while layer is not None:
-            if hasattr(layer, "update_running_mean"):
+            if hasattr(layer, "_update_running_mean"):
                 yield layer
             layer = vars(layer).get("env")
-
-
-@contextmanager
-def _statistics_frozen(env: Any) -> Iterator[None]:
-    """Keep the running statistics of all wrappers as they are."""
-    switches = [(layer, "training") for layer in normalizers(env)]
-    switches += [(layer, "update_running_mean") for layer in _with_statistics(env)]
-    before = [getattr(*switch) for switch in switches]
-    for switch in switches:
-        setattr(*switch, False)
-    try:
-        yield
-    finally:
-        for switch, value in zip(switches, before, strict=True):
-            setattr(*switch, value)
 
 
 class _Recorder(gym.Wrapper):
@@ -181,7 +171,7 @@ class _Play(BaseCallback):
         self.algorithm: type[PPG] = MaskablePPG if is_masking_supported(env) else PPG
         self.policy = policy_for(env.observation_space)
         untrained = type(self.algorithm.__name__, (self.algorithm,), {"train": lambda model: None})
-        defaults = dict(policy=self.policy, env=env, n_steps=128, device="cpu")
+        defaults = dict(policy=self.policy, env=env, n_steps=128, device="cpu", compile_updates=False)
         untrained(**{**defaults, **arguments}).learn(math.inf, self)
 
     def _on_training_start(self) -> None:
