@@ -70,13 +70,13 @@ def observation_at(observations: Any, index: int) -> Any:
     return map_arrays(lambda array: array[index].copy(), observations)
 
 
-def replace(observations: Any, others: Any, places: Any) -> None:
+def replace_observations(observations: Any, new: Any, places: Any) -> None:
     """Overwrite the observations, (num_envs, ...), of environments at places: indices, one index, or a mask (num_envs,)."""
 
-    def put(array: np.ndarray, other: np.ndarray) -> None:
-        array[places] = other
+    def put(array: np.ndarray, new_array: np.ndarray) -> None:
+        array[places] = new_array
 
-    map_arrays(put, observations, others)
+    map_arrays(put, observations, new)
 
 
 # ---- Gymnasium ----
@@ -103,18 +103,18 @@ class GymnasiumVecEnv(EpisodicVecEnv):
     """
 
     def __init__(self, env: VectorEnv) -> None:
-        self.env, self._innermost = DictInfoToList(env), cast(Any, env.unwrapped)
+        self.env, self._base_env = DictInfoToList(env), cast(Any, env.unwrapped)
         mode = env.metadata.get("autoreset_mode")
         try:
             self.mode = AutoresetMode(mode)
         except ValueError as error:
             remedy = "set it to one of gymnasium.vector.AutoresetMode, which tells where episodes end"
             raise ArgumentError(f"`env`={env} has metadata['autoreset_mode']={mode!r}: {remedy}") from error
-        self._is_of_single_ones = isinstance(self._innermost, SyncVectorEnv | AsyncVectorEnv)
-        self._resets_later = self.mode == AutoresetMode.NEXT_STEP and not self._is_of_single_ones
-        if self._resets_later:
+        self._wraps_single_envs = isinstance(self._base_env, SyncVectorEnv | AsyncVectorEnv)
+        self._resets_on_next_step = self.mode == AutoresetMode.NEXT_STEP and not self._wraps_single_envs
+        if self._resets_on_next_step:
             warn(
-                f"{type(self._innermost).__name__} resets in the step after an episode's end, which is lost for training. Use "
+                f"{type(self._base_env).__name__} resets in the step after an episode's end, which is lost for training. Use "
                 'gymnasium.make_vec(..., vectorization_mode="sync"), or, if the class takes it, autoreset_mode='
                 "gymnasium.vector.AutoresetMode.SAME_STEP; for EnvPool, sb3_ppg.environments.EnvPoolVecEnv"
             )
@@ -151,13 +151,13 @@ class GymnasiumVecEnv(EpisodicVecEnv):
             infos[index] = self._end_episode(index, last, True)
             del infos[index]["episode"]  # of the one step that resets
             dones[index] = True
-        if self._resets_later:
+        if self._resets_on_next_step:
             self._last = {index: observation_at(observations, index) for index in finished}
         elif finished and self.mode != AutoresetMode.SAME_STEP:
             first, first_infos = self.env.reset(options={"reset_mask": dones.copy()})
             for index in finished:
                 self.reset_infos[index] = first_infos[index]
-            replace(observations, map_arrays(lambda array: array[dones], first), dones)
+            replace_observations(observations, map_arrays(lambda array: array[dones], first), dones)
         if np.ndim(given) > 1:
             infos = [{**info, "vector_reward": vector} for info, vector in zip(infos, given, strict=True)]
         return observations, np.array(rewards, dtype=np.float32), dones, infos
@@ -187,26 +187,26 @@ class GymnasiumVecEnv(EpisodicVecEnv):
         return [None] * self.num_envs if pictures is None else list(pictures)
 
     def has_attr(self, attr_name: str) -> bool:
-        if self._is_of_single_ones:  # whose `get_attr` would call a method
-            return all(self._innermost.call("has_wrapper_attr", attr_name))
-        return hasattr(self._innermost, attr_name)
+        if self._wraps_single_envs:  # whose `get_attr` would call a method
+            return all(self._base_env.call("has_wrapper_attr", attr_name))
+        return hasattr(self._base_env, attr_name)
 
     def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
-        env, of_each = self._innermost, self._is_of_single_ones
-        values = env.get_attr(attr_name) if of_each else [getattr(env, attr_name)] * self.num_envs
+        env = self._base_env
+        values = env.get_attr(attr_name) if self._wraps_single_envs else [getattr(env, attr_name)] * self.num_envs
         return [values[index] for index in self._get_indices(indices)]
 
     def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
         chosen = {*self._get_indices(indices)}
         values = [None] * self.num_envs if len(chosen) == self.num_envs else self.get_attr(attr_name)
-        self._innermost.set_attr(attr_name, [value if index in chosen else one for index, one in enumerate(values)])
+        self._base_env.set_attr(attr_name, [value if index in chosen else old for index, old in enumerate(values)])
 
     def env_method(self, method_name: str, *args: Any, indices: VecEnvIndices = None, **kwargs: Any) -> list[Any]:
         if indices is not None:
             raise NotImplementedError("Gymnasium's vector environments call a method of all environments: no `indices`")
-        if self._is_of_single_ones:
-            return list(self._innermost.call(method_name, *args, **kwargs))
-        results = getattr(self._innermost, method_name)(*args, **kwargs)
+        if self._wraps_single_envs:
+            return list(self._base_env.call(method_name, *args, **kwargs))
+        results = getattr(self._base_env, method_name)(*args, **kwargs)
         return [None] * self.num_envs if results is None else list(results)
 
     def env_is_wrapped(self, wrapper_class: type, indices: VecEnvIndices = None) -> list[bool]:
@@ -231,8 +231,8 @@ class EnvPoolVecEnv(EpisodicVecEnv):
     step). Its last observation is in ``infos[i]["terminal_observation"]``, ``infos[i]["TimeLimit.truncated"]`` says whether
     the episode was truncated, ``infos[i]["episode"]`` has its return "r", length "l" and the seconds since the start "t".
     Outside Atari, EnvPool does not tell whether an episode that ends exactly at the environment's own limit has also failed;
-    it counts as truncated. EnvPool's own information is in the infos of environments whose episode has ended, or, with
-    ``all_infos``, of all. float64 is converted to float32.
+    it counts as truncated. EnvPool's own information is in the infos of environments whose episode has ended. float64 is
+    converted to float32.
 
     :param env_id: EnvPool's name of the environment
     :param num_envs: the number of environments
@@ -241,7 +241,6 @@ class EnvPoolVecEnv(EpisodicVecEnv):
     :param treat_truncation_as_termination: whether truncated episodes count as terminated, without bootstrapping, as in the
         authors' Procgen
     :param render_mode: "rgb_array" for videos, "human" to show the first environment in a window, where EnvPool supports it
-    :param all_infos: whether each step returns the infos of all environments, which takes time
     :param options: options of EnvPool and of the environment, such as ``num_threads``, ``num_levels`` and ``start_level``;
         if ``max_episode_steps`` is below the environment's own limit, a failure in the last step counts as terminated
     :raises ArgumentError: if there is no such environment, or if it or its options cannot be used here
@@ -256,14 +255,12 @@ class EnvPoolVecEnv(EpisodicVecEnv):
         *,
         treat_truncation_as_termination: bool = False,
         render_mode: str | None = None,
-        all_infos: bool = False,
         **options: Any,
     ) -> None:
         self.env_id = env_id
         self.render_mode = render_mode
         self.options = options
         self.treat_truncation_as_termination = treat_truncation_as_termination
-        self.all_infos = all_infos
         check_value("seed", seed, count(0))
         self._seed = seed + rank() * num_envs
         self._was_reset = False
@@ -323,13 +320,11 @@ class EnvPoolVecEnv(EpisodicVecEnv):
         cut_off = ~(terminated | truncated) & (self._lengths >= self._limit)
         dones = terminated | truncated | cut_off
         failed = terminated | np.asarray(pool_infos.get("terminated", False), dtype=bool)  # EnvPool never sets both flags
-        wanted = range(self.num_envs) if self.all_infos else dones.nonzero()[0].tolist()
         infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
-        for index in wanted:
-            infos[index] = _info_of(pool_infos, index)
         for index in dones.nonzero()[0].tolist():
             was_cut_off = not (failed[index] or self.treat_truncation_as_termination)
-            infos[index] |= self._end_episode(index, observation_at(observations, index), was_cut_off)
+            ending = self._end_episode(index, observation_at(observations, index), was_cut_off)
+            infos[index] = _info_of(pool_infos, index) | ending
         # EnvPool resets what it has ended in its next step, where Atari's game goes on with the next life
         for ended, is_reset in ((terminated | truncated, False), (cut_off, True)):
             if ended.any():
@@ -338,7 +333,7 @@ class EnvPoolVecEnv(EpisodicVecEnv):
                 first, *_, first_infos = self._pool.reset(indices) if is_reset else self._pool.step(*step)
                 for row, index in enumerate(first_infos["env_id"]):
                     self.reset_infos[index] = _info_of(first_infos, row)
-                replace(observations, _copied(first), first_infos["env_id"])
+                replace_observations(observations, _copied(first), first_infos["env_id"])
         return observations, rewards, dones, infos
 
     # ---- the rest of a VecEnv ----
@@ -397,7 +392,7 @@ def _in_32_bits(space: spaces.Space) -> spaces.Space:
 
 def _copied(observations: Any) -> Any:
     """Copy observations, because EnvPool may reuse its arrays, in 32 bits."""
-    return map_arrays(lambda one: np.array(one, np.float32 if one.dtype == np.float64 else one.dtype), observations)
+    return map_arrays(lambda array: np.array(array, np.float32 if array.dtype == np.float64 else array.dtype), observations)
 
 
 def _info_of(pool_infos: dict[str, Any], index: int) -> dict[str, Any]:

@@ -73,7 +73,7 @@ class VectorRewards(gym.Wrapper):
         self.returns = self.returns + vector
         info["vector_reward"] = vector
         if terminated or truncated:
-            info |= {f"return_{k}": one for k, one in enumerate(self.returns.tolist())}
+            info |= {f"return_{k}": component for k, component in enumerate(self.returns.tolist())}
         return observation, float(self.weights @ vector), terminated, truncated, info
 
 
@@ -93,8 +93,7 @@ class DrawnWeights(VectorRewards):
             raise ArgumentError(f"{env} has no `reward_space` to say how many weights to draw: set it to a Box of shape (K,)")
         own = env.observation_space
         parts = own.spaces if isinstance(own, spaces.Dict) else {"observation": own}
-        of_weights = spaces.Box(0.0, 1.0, (self.n_components,), np.float32)
-        self.observation_space = spaces.Dict({**parts, "weights": of_weights})
+        self.observation_space = spaces.Dict({**parts, "weights": spaces.Box(0.0, 1.0, (self.n_components,), np.float32)})
         self.generator = np.random.default_rng()
 
     def set_reward_weights(self, weights: Sequence[float] | None) -> None:
@@ -130,13 +129,13 @@ def tell_weights(env: VecEnv, weights: Sequence[float]) -> None:
     Set the weights with which environments with any wrappers combine vector rewards, a number for each component. A single
     environment is wrapped in ``VectorRewards``, inside its ``Monitor``.
     """
-    inside = innermost(env)
-    if isinstance(inside, DummyVecEnv) and inside.num_envs == 1 and not env.has_attr("set_reward_weights"):
-        (monitor,) = inside.envs
+    base_env = innermost(env)
+    if isinstance(base_env, DummyVecEnv) and base_env.num_envs == 1 and not env.has_attr("set_reward_weights"):
+        (monitor,) = base_env.envs
         if isinstance(monitor, Monitor):
             monitor.env = VectorRewards(monitor.env)
-    if hasattr(inside, "set_reward_weights"):  # a `GymnasiumVecEnv`, whose environments may be `VectorRewards`
-        inside.set_reward_weights(weights)
+    if hasattr(base_env, "set_reward_weights"):  # a `GymnasiumVecEnv`, whose environments may be `VectorRewards`
+        base_env.set_reward_weights(weights)
     if env.has_attr("set_reward_weights"):
         env.env_method("set_reward_weights", weights)
 

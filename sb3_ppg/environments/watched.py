@@ -78,12 +78,14 @@ class CheckedSteps:
     def __post_init__(self) -> None:
         self.also_stored: dict[str, Any] = {}  # further arguments of the rollout buffer's ``add``
         self.normalizers = [*normalizers(self.env)]
-        self.innermost = innermost(self.env)
+        self.base_env = innermost(self.env)
 
     def take(self, actions: np.ndarray, step: int) -> VecEnvStepReturn:
         """
-        Take a step, whose number in the rollout error messages name. If a reward, an observation, or the last observation of
-        an episode whose value is needed is NaN or infinite, the statistics of ``VecNormalize`` are restored.
+        Step the environments. If a reward, an observation, or the last observation of an episode whose value is needed is NaN
+        or infinite, the statistics of ``VecNormalize`` are restored.
+
+        :param step: number of the step in the rollout, for error messages
         """
         with statistics_protected(self.normalizers):
             observations, rewards, dones, infos = self.env.step(actions)
@@ -93,15 +95,15 @@ class CheckedSteps:
                 vectors = self.read_vectors(dones, infos)
                 numbers += [(f"reward component {k}", component, None) for k, component in enumerate(vectors.T)]
                 self.also_stored = {"vector_rewards": vectors}
-            for one in reversed(self.normalizers):  # normalizing spreads NaN to all environments
-                numbers += [("reward", one.old_reward, None), ("observation", one.old_obs, None)]
+            for normalizer in reversed(self.normalizers):  # normalizing spreads NaN to all environments
+                numbers += [("reward", normalizer.old_reward, None), ("observation", normalizer.old_obs, None)]
             numbers += [("reward", rewards, None), ("observation", observations, None)]
             for index in dones.nonzero()[0].tolist():
                 info = infos[index]
                 if "terminal_observation" in info and info.get("TimeLimit.truncated", False):
                     numbers.append(("last observation of an episode", info["terminal_observation"], index))
             if self.allow_observations:
-                numbers = [one for one in numbers if one[0].startswith("reward")]
+                numbers = [entry for entry in numbers if entry[0].startswith("reward")]
             when = f"after step {step} of the rollout; the policy has not been trained with it"
             check_finite(self.normalizers, numbers, when)
         return observations, rewards, dones, infos
@@ -111,14 +113,14 @@ class CheckedSteps:
         Return the info with which each environment started its episode; empty if the innermost environments do not keep it,
         like those of SuperSuit and Isaac Lab.
         """
-        return getattr(self.innermost, "reset_infos", None) or [{} for _ in range(self.env.num_envs)]
+        return getattr(self.base_env, "reset_infos", None) or [{} for _ in range(self.env.num_envs)]
 
 
 def check_first_observations(env: VecEnv, observations: VecEnvObs) -> None:
     """Raise ``NonFiniteEnvironmentError`` if one of the first observations of a run is NaN or infinite."""
     found = [*normalizers(env)]
     raw = [vars(normalizer).get("old_obs", []) for normalizer in reversed(found)]
-    check_finite(found, [("first observation", one, None) for one in (*raw, observations)], "when the run starts")
+    check_finite(found, [("first observation", array, None) for array in (*raw, observations)], "when the run starts")
 
 
 def check_finite(normalizers: list[VecNormalize], numbers: list[Numbers], when: str) -> None:
@@ -148,7 +150,8 @@ def check_finite(normalizers: list[VecNormalize], numbers: list[Numbers], when: 
 def statistics_protected(normalizers: Iterable[VecNormalize]) -> Iterator[None]:
     """Restore the statistics of each ``VecNormalize`` after a ``NonFiniteEnvironmentError``."""
     # No copies, because an update replaces the arrays
-    before = [(rms, rms.mean, rms.var, rms.count) for one in normalizers for rms in statistics(one).values()]
+    running = [rms for normalizer in normalizers for rms in statistics(normalizer).values()]
+    before = [(rms, rms.mean, rms.var, rms.count) for rms in running]
     try:
         yield
     except NonFiniteEnvironmentError:

@@ -123,8 +123,8 @@ def check_sizes(model: PPG, arrays: Arrays) -> None:
     for name, tensor in weights(made).items():
         arrays.find(name, tensor)
     times, parts = model.n_steps * model.n_envs / 2, arrays_by_step(made.rollout_buffer)
-    claimed, of_masks = times * n_bytes(parts), times * n_bytes(parts.get("action_masks", {}))
-    if claimed > total_memory() or of_masks > MAX_MASK_BYTES:
+    claimed, mask_bytes = times * n_bytes(parts), times * n_bytes(parts.get("action_masks", {}))
+    if claimed > total_memory() or mask_bytes > MAX_MASK_BYTES:
         sizes = f"n_steps={model.n_steps} with n_envs={model.n_envs}"
         raise ModelFormatError(f"{sizes} claims {claimed:.1e} bytes of memory for a rollout")
 

@@ -28,7 +28,7 @@ from sb3_ppg.arguments import argument_names
 from sb3_ppg.environments.watched import only_normalizer, statistics
 from sb3_ppg.errors import ModelFormatError, missing_extras_named, raised_as
 from sb3_ppg.hub.files import Arrays, all_arrays, check_sizes, load_arrays, read_json
-from sb3_ppg.hub.schema import Bounded, Counters, Description, Normalization, decode, describe, encode, make
+from sb3_ppg.hub.schema import Bounded, Counters, Description, Normalization, decode, encode, make_space, space_struct
 from sb3_ppg.objectives import objective_name
 from sb3_ppg.ppg import PPG
 from sb3_ppg.saving.files import atomic_writes
@@ -36,7 +36,7 @@ from sb3_ppg.saving.training_state import generators_kept, moments_of
 
 DESCRIPTION, ARRAYS = "model.json", "model.safetensors"
 # Arguments of the algorithm that belong to a machine or a run, not to the model; of `aux_buffer_kwargs` all but the capacity
-NOT_SHARED = {"policy", "env", "device", "verbose", "tensorboard_log", "stats_window_size", "_init_setup_model"}
+LOCAL_ARGUMENTS = {"policy", "env", "device", "verbose", "tensorboard_log", "stats_window_size", "_init_setup_model"}
 VEC_NORMALIZE = [name for name in Normalization.__struct_fields__ if name != "observation_space"]
 LIMITS = ("clip_obs", "clip_reward")  # of `VecNormalize`, which may be infinite
 PACKAGES = ("sb3-ppg", "stable-baselines3", "torch", "gymnasium", "numpy")
@@ -76,14 +76,14 @@ def save_pretrained(model: PPG, folder: str | Path, custom_objects: Mapping[str,
             algorithm=encode(type(model), "algorithm", custom),
             policy=encode(model.policy_class, "policy", custom),
             arguments={name: encode(_argument(model, name), name, custom) for name in _arguments(type(model))},
-            observation_space=describe(model.observation_space, "observation_space"),
-            action_space=describe(model.action_space, "action_space"),
+            observation_space=space_struct(model.observation_space, "observation_space"),
+            action_space=space_struct(model.action_space, "action_space"),
             n_envs=model.n_envs,
             counters=msgspec.convert(model, Counters, from_attributes=True),
             vec_normalize=None
             if normalizer is None
             else Normalization(
-                observation_space=describe(normalizer.venv.observation_space, "vec_normalize.observation_space"),
+                observation_space=space_struct(normalizer.venv.observation_space, "vec_normalize.observation_space"),
                 **{name: getattr(normalizer, name) for name in VEC_NORMALIZE},
             ),
         )
@@ -188,7 +188,10 @@ def _read(
         arguments["compile_updates"] = False  # a file does not decide that a compiler runs
         policy = decode(description.policy, "policy", custom)
         model = cls(policy, None, device=device, _init_setup_model=False, **arguments)  # type: ignore[arg-type]
-        model.observation_space, model.action_space = make(description.observation_space), make(description.action_space)
+        model.observation_space, model.action_space = (
+            make_space(description.observation_space),
+            make_space(description.action_space),
+        )
         model.n_envs = n_envs or description.n_envs
         model.check_arguments()
         seed, model.seed = model.seed, None  # nothing is seeded
@@ -217,7 +220,7 @@ def _check_outputs(model: PPG) -> None:
 
 
 def _arguments(cls: type[PPG]) -> list[str]:
-    return [name for name in argument_names(cls) if name not in NOT_SHARED]
+    return [name for name in argument_names(cls) if name not in LOCAL_ARGUMENTS]
 
 
 def _argument(model: PPG, name: str) -> Any:
@@ -239,7 +242,10 @@ def _make_vec_normalize(description: Description, arrays: Arrays) -> VecNormaliz
     if saved is None:
         return None
     spaces_only: gym.Env = gym.Env()
-    spaces_only.observation_space, spaces_only.action_space = make(saved.observation_space), make(description.action_space)
+    spaces_only.observation_space, spaces_only.action_space = (
+        make_space(saved.observation_space),
+        make_space(description.action_space),
+    )
     settings = {name: getattr(saved, name) for name in VEC_NORMALIZE}
     settings |= {name: math.inf for name in LIMITS if settings[name] is None}
     env = VecNormalize(DummyVecEnv([lambda: spaces_only]), **settings)

@@ -161,8 +161,8 @@ def download(repo_id: str, names: list[str], revision: str | None = None, token:
     :return: a folder of the client's cache with the files, all of one commit
     :raises HubError: if there is no such repository or revision, or it cannot be reached
     """
-    of_folder = ". To read this folder, use hub.from_pretrained" if Path(repo_id).is_dir() else ""
-    with raised_as(HubError, f"{repo_id} could not be loaded from the Hub{of_folder}"):
+    hint = ". To read this folder, use hub.from_pretrained" if Path(repo_id).is_dir() else ""
+    with raised_as(HubError, f"{repo_id} could not be loaded from the Hub{hint}"):
         return Path(huggingface_hub.snapshot_download(repo_id, allow_patterns=names, revision=revision, token=token))
 
 

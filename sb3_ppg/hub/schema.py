@@ -89,7 +89,7 @@ class Tuple(Described):
 Space = Box | Discrete | MultiDiscrete | MultiBinary | Dict | Tuple
 
 
-def make(described: Space) -> Any:
+def make_space(described: Space) -> Any:
     """Make a described space, unless it is too large."""
     if (size := _size(described)) > MAX_NUMBERS:
         raise ModelFormatError(f"a space has more than {MAX_NUMBERS} numbers: {size}")
@@ -104,10 +104,10 @@ def make(described: Space) -> Any:
         case MultiBinary(n):
             return spaces.MultiBinary(n)
         case Tuple(parts):
-            return spaces.Tuple([make(part) for part in parts])
+            return spaces.Tuple([make_space(part) for part in parts])
     if not all(key.isprintable() for key in described.parts):  # they become names of modules
         raise ModelFormatError("a Dict space has keys that cannot be printed")
-    return spaces.Dict([(key, make(part)) for key, part in described.parts.items()])
+    return spaces.Dict([(key, make_space(part)) for key, part in described.parts.items()])
 
 
 def _bound(numbers: Any, infinite: float, shape: list[int], dtype: str) -> np.ndarray:
@@ -131,12 +131,12 @@ def _size(described: Space) -> int:
     return 1
 
 
-def describe(space: spaces.Space, path: str) -> Any:
-    """Describe a space for ``make``. Errors name the path."""
+def space_struct(space: spaces.Space, path: str) -> Any:
+    """Return the struct that describes a space, for ``make_space``. Errors name the path."""
     dtype: Any = np.dtype(space.dtype).name
     match space:
         case spaces.Box():
-            return Box(list(space.shape), dtype, _describe_bound(space.low), _describe_bound(space.high))
+            return Box(list(space.shape), dtype, _bound_numbers(space.low), _bound_numbers(space.high))
         case spaces.Discrete():
             return Discrete(int(space.n), int(space.start), dtype)
         case spaces.MultiDiscrete():
@@ -144,13 +144,13 @@ def describe(space: spaces.Space, path: str) -> Any:
         case spaces.MultiBinary():
             return MultiBinary(list(space.n) if isinstance(space.n, tuple) else int(space.n))
         case spaces.Dict() if all(isinstance(key, str) for key in space):
-            return Dict({key: describe(part, f"{path}.{key}") for key, part in space.items()})
+            return Dict({key: space_struct(part, f"{path}.{key}") for key, part in space.items()})
         case spaces.Tuple():
-            return Tuple([describe(part, f"{path}.{index}") for index, part in enumerate(space)])
+            return Tuple([space_struct(part, f"{path}.{index}") for index, part in enumerate(space)])
     raise ModelFormatError(f"{path}: a {type(space).__name__} space cannot be shared without pickle")
 
 
-def _describe_bound(bound: np.ndarray) -> Any:
+def _bound_numbers(bound: np.ndarray) -> Any:
     numbers = (bound.astype(np.uint8) if bound.dtype == bool else bound).ravel().tolist()
     return numbers[0] if len(set(numbers)) == 1 else numbers
 

@@ -296,8 +296,8 @@ class BCQ(OffPolicyAlgorithm):
         _step(policy.critic_optimizer, terms["critic_loss"])
 
         with th.no_grad():
-            of_data = policy.vae.decode(obs, policy.vae.random_codes(n_samples, 1))
-        perturbed = policy.actor(obs, of_data)
+            likely = policy.vae.decode(obs, policy.vae.random_codes(n_samples, 1))
+        perturbed = policy.actor(obs, likely)
         terms["actor_loss"] = -policy.critics(obs, perturbed, only_first=True).mean()  # equation 12 of the first paper
         _step(policy.actor_optimizer, terms["actor_loss"])
         return {**terms, "q_value": values.mean()}

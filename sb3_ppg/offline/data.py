@@ -22,7 +22,7 @@ from sb3_ppg.actions import NESTED, SquashedGaussianActions, bounds
 from sb3_ppg.arguments import check_values
 from sb3_ppg.arrays import map_arrays
 from sb3_ppg.buffers.rollouts import Observations
-from sb3_ppg.environments.vec_envs import replace as replace_observations
+from sb3_ppg.environments.vec_envs import replace_observations
 from sb3_ppg.environments.watched import normalizers, only_normalizer
 from sb3_ppg.errors import ArgumentError, missing_extras_named
 
@@ -60,7 +60,7 @@ class Dataset:
     def __post_init__(self) -> None:
         for name in ARRAYS:
             setattr(self, name, map_arrays(np.atleast_1d, getattr(self, name)))
-        shape, following = (map_arrays(np.shape, one) for one in (self.observations, self.next_observations))
+        shape, following = (map_arrays(np.shape, tree) for tree in (self.observations, self.next_observations))
         self._require(shape == following, "next_observations", f"have the shapes {following}, `observations` {shape}")
         sizes: set[int] = set()
         lengths = {name: map_arrays(len, getattr(self, name)) for name in ARRAYS}
@@ -140,7 +140,7 @@ class Dataset:
         if isinstance(space, spaces.Dict):
             keys = set(value) if isinstance(value, dict) else set()
             self._require(keys == set(space), name, f"have the keys {sorted(keys)}, the environment's {sorted(space)}")
-            return {key: self._fitted_observations(f"{name}[{key!r}]", value[key], one) for key, one in space.items()}
+            return {key: self._fitted_observations(f"{name}[{key!r}]", value[key], part) for key, part in space.items()}
         self._require(not isinstance(value, dict), name, f"are a dictionary, the environment's are {space}")
         if is_image_space(space) and value.shape[1:] == (*space.shape[1:], space.shape[0]):
             value = np.moveaxis(value, -1, 1)
@@ -229,7 +229,7 @@ def load_dataset(source: Any) -> Dataset:
 def joined(parts: Sequence[Dataset]) -> Dataset:
     """Join recordings that do not continue one another: the last transition of each ends an episode."""
     columns = {name: [getattr(part, name) for part in parts] for name in ARRAYS}
-    arrays: Any = {name: map_arrays(lambda *some: np.concatenate(some), *column) for name, column in columns.items()}
+    arrays: Any = {name: map_arrays(lambda *arrays: np.concatenate(arrays), *column) for name, column in columns.items()}
     return Dataset(**arrays, source=parts[0].source)
 
 
@@ -262,9 +262,10 @@ def _from_minari(name: str) -> Dataset:
     path = Path(name).parent if name.endswith(".hdf5") else Path(name)
     path = path / "data" if (path / "data").is_dir() else path
     parts = []
-    for one in (minari.MinariDataset(path) if path.is_dir() else minari.load_dataset(name)).iterate_episodes():
-        now, following = (map_arrays(itemgetter(part), one.observations) for part in (slice(-1), slice(1, None)))
-        parts.append(Dataset(now, one.actions, one.rewards, following, one.terminations, one.truncations, name))
+    for episode in (minari.MinariDataset(path) if path.is_dir() else minari.load_dataset(name)).iterate_episodes():
+        now, following = (map_arrays(itemgetter(part), episode.observations) for part in (slice(-1), slice(1, None)))
+        ends = episode.terminations, episode.truncations
+        parts.append(Dataset(now, episode.actions, episode.rewards, following, *ends, name))
     return joined(parts)
 
 

@@ -90,7 +90,7 @@ def _normalized(model: Any, data: Dataset) -> Dataset:
     normalizer = only_normalizer(model.env)
     if normalizer is None:
         return data
-    now, following = (normalizer.normalize_obs(one) for one in (data.observations, data.next_observations))
+    now, following = (normalizer.normalize_obs(tree) for tree in (data.observations, data.next_observations))
     rewards = normalizer.normalize_reward(data.rewards)
     return replace(data, observations=now, next_observations=following, rewards=rewards)
 

@@ -39,8 +39,8 @@ def check_policy_class(policy: Any, algorithm: type[PhasicModel]) -> None:
 
 def check_environment(env: Any) -> None:
     """
-    Refuse a value that is no environment, a ``VecNormalize`` with another environment's action space, and observations that
-    rollouts cannot hold.
+    Refuse a value that is no environment, a ``VecNormalize`` with another environment's action space, actions without bounds,
+    and observations that rollouts cannot hold.
 
     :raises NotImplementedError: for such observations, as in SB3
     """
@@ -51,6 +51,10 @@ def check_environment(env: Any) -> None:
         if one.venv is not None and one.action_space != one.venv.action_space:
             kept = f"VecNormalize.load has kept the actions of its file, {one.action_space}, not {one.venv.action_space}"
             raise ArgumentError(f"`env` cannot work: {kept}: set its `action_space` to that of its `venv`, before you wrap it")
+    actions = getattr(env, "single_action_space", getattr(env, "action_space", None))
+    if isinstance(actions, spaces.Box) and not actions.is_bounded():
+        remedy = "PPG clips actions itself, so leave out gymnasium.wrappers.ClipAction, or give the space bounds"
+        raise ArgumentError(f"{actions} actions are not supported, because they have no finite bounds: {remedy}")
     space: Any = getattr(env, "single_observation_space", getattr(env, "observation_space", None))
     parts = space.values() if isinstance(space, spaces.Dict) else [space]
     if any(isinstance(part, COMPOSED) for part in parts):

@@ -30,7 +30,7 @@ from stable_baselines3.common.monitor import LoadMonitorResultsError, load_resul
 from stable_baselines3.common.utils import set_random_seed
 from tqdm import tqdm
 
-from sb3_ppg.environments import checking
+from sb3_ppg import checking
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.hub import Evaluation
 from sb3_ppg.offline.data import check_new, record, save_as_minari
@@ -85,7 +85,7 @@ def check() -> None:
         return gymnasium.make(args.env, **args.env_kwargs)
 
     print(report := checking.check(make))
-    sys.exit(any(one.level == "error" for one in report.findings))
+    sys.exit(any(finding.level == "error" for finding in report.findings))
 
 
 def record_training() -> None:

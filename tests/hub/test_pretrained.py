@@ -21,7 +21,7 @@ from sb3_ppg import PPG, ArgumentError, MlpPolicy
 from sb3_ppg.errors import ModelFormatError
 from sb3_ppg.hub import from_pretrained, load_vec_normalize, save_pretrained
 from sb3_ppg.hub.pretrained import ARRAYS, DESCRIPTION
-from sb3_ppg.hub.schema import Counters, Space, describe, make
+from sb3_ppg.hub.schema import Counters, Space, make_space, space_struct
 from tests.helpers import NESTED, SMALL, BatchNormExtractor, RandomEnv, image_space, normalized_rewards
 from tests.hub.small_models import BOX, MODELS, PHASE, change, honest, refused, small_model, write
 from tests.hub.watch import generator_states
@@ -259,5 +259,5 @@ def test_nothing_is_written_that_cannot_be_shared(tmp_path):
     ids=str,
 )
 def test_spaces_come_back_as_they_were(space):
-    made = make(msgspec.json.decode(msgspec.json.encode(describe(space, "it")), type=Space))
+    made = make_space(msgspec.json.decode(msgspec.json.encode(space_struct(space, "it")), type=Space))
     assert made == space and made.dtype == space.dtype and str(made) == str(space)

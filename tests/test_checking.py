@@ -1,0 +1,227 @@
+"""``check`` finds what is wrong with small environments, and says nothing else of them, nor of those that are right."""
+
+import time
+import warnings
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.wrappers import ClipAction, NormalizeReward
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.torch_layers import FlattenExtractor
+from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
+
+from sb3_ppg import PPG, ArgumentError, check
+from tests.helpers import StepsChanged, image_space, run
+
+pytestmark = pytest.mark.slow
+
+
+class Right(gym.Env):
+    """Noise; episodes end by chance, or are truncated at step 9."""
+
+    observation_space, action_space = spaces.Box(-9, 9, (12,)), spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return self.observe(), {}
+
+    def observe(self):
+        return self.np_random.normal(size=12).clip(-9, 9).astype(np.float32)
+
+    def reward(self):
+        return float(self.np_random.normal())
+
+    def flags(self):
+        terminated = bool(self.np_random.random() < 0.1)
+        return terminated, self.t == 9 and not terminated
+
+    def step(self, action):
+        self.t += 1
+        return self.observe(), self.reward(), *self.flags(), {}
+
+
+class OneArray(Right):
+    """Writes each observation into the same array."""
+
+    def __init__(self):
+        self.array = np.zeros(12, np.float32)
+
+    def observe(self):
+        self.array[:] = super().observe()
+        return self.array
+
+
+class Ring(gym.Env):
+    """Each episode ends in the cell in which it and the next one begin."""
+
+    observation_space, action_space = spaces.Discrete(4), spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.cell = 0
+        return 0, {}
+
+    def step(self, action):
+        self.cell = (self.cell + (1 if action else 3)) % 4
+        return self.cell, float(self.cell == 0), self.cell == 0, False, {}
+
+
+class Masked(Right):
+    """Allows one action in each step."""
+
+    def action_masks(self):
+        return np.arange(2) == self.t % 2
+
+    def step(self, action):
+        assert action == self.t % 2, "not allowed"
+        return super().step(action)
+
+
+class Filters(Right):
+    def __init__(self, **which):
+        warnings.filterwarnings("error", **which)
+
+
+class Fails(Right):
+    def reward(self):
+        raise RuntimeError("no simulator")
+
+
+class WithoutNaN(FlattenExtractor):
+    def forward(self, observations):
+        return super().forward(observations).nan_to_num()
+
+
+def with_(base=Right, **methods):
+    return type("Changed", (base,), methods)
+
+
+def vectors(change=lambda *step: step, base=Right):
+    return lambda: StepsChanged(make_vec_env(base, 2), change)
+
+
+def last_replaced(obs, rewards, dones, infos):
+    for i in dones.nonzero()[0]:
+        infos[i]["terminal_observation"] = obs[i]
+    return obs, rewards, dones, infos
+
+
+def without(key):
+    def change(obs, rewards, dones, infos):
+        return obs, rewards, dones, [{name: value for name, value in info.items() if name != key} for info in infos]
+
+    return vectors(change)
+
+
+TRUNCATES = with_(flags=lambda self: (False, self.t == 9))
+BLACK = with_(TRUNCATES, observe=lambda self: Right.observe(self) * (self.t % 3 > 0 or self.t == 0))
+CLEARED = with_(BLACK, flags=lambda self: (self.t == 6 or (self.t == 3 and self.np_random.random() < 0.5), False))
+NAN = with_(observe=lambda self: np.full(12, np.nan, np.float32))
+# What trips each check, and what is like it and must not
+CASES = [
+    ("training fails", "error", Fails, Masked),
+    ("training fails", "error", NAN, with_(observe=lambda self: np.full(12, 9, np.float32))),
+    ("training fails", "error", with_(reward=lambda self: [1.0, 2.0]), with_(reward=lambda self: 1)),
+    ("missing terminal observation", "error", without("terminal_observation"), without("episode")),
+    ("missing terminal observation", "error", vectors(last_replaced), vectors()),
+    ("missing terminal observation", "error", OneArray, Ring),
+    ("zero terminal observation", "warning", BLACK, CLEARED),
+    ("time limit", "warning", with_(flags=lambda self: (self.t == 9, False)), TRUNCATES),
+    ("time limit", "warning", with_(flags=lambda self: (self.t == 9,) * 2), with_(flags=lambda self: (True, False))),
+    ("time limit", "warning", with_(flags=lambda self: (self.t == 9 or self.np_random.random() < 0.1, self.t == 9)), Ring),
+    ("running statistics", "warning", lambda: NormalizeReward(Right()), lambda: VecNormalize(DummyVecEnv([Right]))),
+    ("reward scale", "advice", with_(reward=lambda self: 1e4), with_(reward=lambda self: 20.0)),
+    ("reward scale", "advice", with_(reward=lambda self: 1e-4), with_(reward=lambda self: 0.0)),
+    ("warning filters", "warning", Filters, lambda: Filters(module="other")),
+]
+
+
+def found(env, seconds=0.3, **arguments) -> dict[str, str]:
+    """Return the levels of the findings, by kind."""
+    return {finding.kind: finding.level for finding in check(env, seconds, **arguments).findings}
+
+
+@pytest.mark.parametrize(("kind", "level", "faulty", "right"), CASES, ids=[f"{n} {case[0]}" for n, case in enumerate(CASES)])
+def test_each_check_is_tripped_by_its_fault_alone(kind, level, faulty, right):
+    before = [*warnings.filters]
+    assert found(faulty).items() <= {(kind, level), ("policy", "advice")}
+    assert found(right) == {"policy": "advice"}
+    assert warnings.filters == before
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        Right(),
+        lambda: gym.vector.SyncVectorEnv([Right] * 2),
+        lambda: gym.make_vec("CartPole-v1", 2, vectorization_mode="sync"),
+        "MountainCarContinuous-v0",
+    ],
+    ids=["environment", "SyncVectorEnv", "make_vec", "ID"],
+)
+def test_what_is_right_gets_advice_alone(env):
+    assert {*found(env).values()} == {"advice"}
+
+
+def test_what_ppg_refuses_is_an_error_with_its_remedy():
+    for make in (lambda: gym.make("Blackjack-v1"), lambda: ClipAction(gym.make("Pendulum-v1"))):
+        with pytest.raises((ArgumentError, NotImplementedError)) as refusal:
+            PPG("MlpPolicy", make())
+        (finding,) = check(make).findings
+        assert finding.level == "error" and finding.seen.endswith(str(refusal.value)) and not finding.remedy
+    extractor = dict(features_extractor_class=WithoutNaN)
+    assert found(NAN, allow_nonfinite_observations=True, policy_kwargs=extractor) == {"policy": "advice"}
+
+
+def test_a_check_leaves_statistics_and_random_numbers_as_they_were():
+    normalized = VecNormalize(make_vec_env("CartPole-v1", 2))
+    wrapped = NormalizeReward(gym.make("CartPole-v1"))
+    state = np.random.get_state()[1].copy()
+    for env in (normalized, wrapped):
+        check(env, 0.1)
+    assert normalized.training and normalized.obs_rms.count < 1 and normalized.ret_rms.count < 1
+    assert wrapped.update_running_mean and wrapped.return_rms.count < 1
+    assert (np.random.get_state()[1] == state).all()
+
+
+def test_a_report_shows_each_finding_with_its_remedy():
+    report = check(with_(flags=lambda self: (self.t == 9, False)), 0.3)
+    said = str(report)
+    assert report.ends.keys() == {"terminated"} and said.startswith(f"Changed: episodes: {report.ends['terminated']} term")
+    assert "`ignore_terminations`=9\n" in said and said.index("warning ") < said.index("advice ")
+    with pytest.raises(ArgumentError, match="is no environment"):
+        check(3)
+
+
+def test_advice_follows_from_spaces_lengths_and_seconds():
+    def advice(env, seconds=0.1):
+        (finding,) = check(env, seconds).findings
+        return finding.seen + finding.remedy
+
+    image = with_(observation_space=image_space(36, 36, 3), observe=lambda self: np.zeros((36, 36, 3), np.uint8))
+    dictionary = with_(
+        observation_space=spaces.Dict(a=Right.observation_space), observe=lambda self: {"a": Right.observe(self)}
+    )
+    assert 'PPG("CnnPolicy", n_steps=128), with 8' in advice(image)
+    assert 'PPG("MultiInputPolicy", n_steps=128), with 8' in advice(dictionary)
+    assert 'MaskablePPG("MlpPolicy"' in advice(Masked)
+    assert "200 steps (limit), a step" in advice("Pendulum-v1", 0.01) and "n_steps=256" in advice("Pendulum-v1", 0.01)
+    endless = with_(flags=lambda self: (False, False))
+    assert "no episode has ended" in advice(endless) and "n_steps=1024" in advice(endless)
+    slow = with_(reward=lambda self: time.sleep(0.003) or 1.0)
+    assert "SubprocVecEnv" in advice(slow)
+    assert "with 2 environments" in advice(lambda: DummyVecEnv([slow] * 2))
+
+
+def test_the_command(tmp_path):
+    registers = "import gymnasium\nfrom tests.test_checking import Fails, Right\n"
+    registers += "for cls in (Fails, Right):\n    gymnasium.register(f'{cls.__name__}-v0', cls)\n"
+    (tmp_path / "mine.py").write_text(registers)
+    mine = ("--gym-packages", "mine")
+    assert "Right-v0: episodes: " in run("check", "--env", "Right-v0", *mine, cwd=tmp_path)
+    assert "RuntimeError: no simulator" in run("check", "--env", "Fails-v0", *mine, cwd=tmp_path, fails=True)
+    assert "nearest: CartPole-v1" in run("check", "--env", "CartPol-v1", cwd=tmp_path, fails=True)
+    assert " truncated" in run("check", "--env", "CartPole-v1", "--env-kwargs", "max_episode_steps:5")
