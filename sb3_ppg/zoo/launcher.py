@@ -7,6 +7,7 @@ import runpy
 import sys
 from argparse import ArgumentParser
 from contextlib import ExitStack, redirect_stdout
+from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
@@ -49,10 +50,9 @@ OWN_OPTIONS: dict[str, tuple[list[str], dict[str, Any]]] = {
         [name for name, script in SCRIPTS.items() if script.agent],
         SWITCH | dict(help="an agent that comes with the repository"),
     ),
-    "--continue": (["train"], SWITCH | dict(dest="asked_to_continue", help="with -i MODEL: go on exactly where it stopped")),
-    "--resume": (
-        ["train"],
-        SWITCH | dict(dest="asked_to_resume", help="with --save-freq: resume the newest unfinished run, or start one"),
+    "--run-folder": (
+        ["train", "enjoy", "report", "record_video", "record_dataset", "push_to_hub"],
+        dict(metavar="FOLDER", help="the run there; train begins or continues it, with 20 checkpoints or --save-freq"),
     ),
     "--prior": (["train"], dict(help="agent that the policy stays near: a model's file or folder, or self, with -i MODEL")),
     "--dataset": (["train"], dict(help="with --algo bcq: Minari data set, HDF5 file, or a replay buffer's .pkl")),
@@ -108,6 +108,7 @@ def run(name: str, arguments: list[str]) -> None:
     from sb3_ppg.distributed import agreed, n_processes, process_group, rank, require_equal
     from sb3_ppg.zoo import patched
     from sb3_ppg.zoo.manager import Manager
+    from sb3_ppg.zoo.registration import agent_of_run
     from sb3_ppg.zoo.scripts import acting_with_epsilon
     from sb3_ppg.zoo.sharing import with_pretrained
 
@@ -129,6 +130,8 @@ def run(name: str, arguments: list[str]) -> None:
             print(f"{parser.format_help()}\nOptions of the script:\n")
         if name == "train":
             stack.enter_context(patch.multiple(Manager, **options))
+        elif options.get("run_folder"):
+            stack.enter_context(agent_of_run(Path(options["run_folder"])))
         stack.enter_context(acting_with_epsilon(options.get("epsilon", 0.0)))
         # Our defaults come first: where an option is given twice, the last one counts
         sys.argv = [f"sb3-ppg {name}", *script.defaults, *arguments]

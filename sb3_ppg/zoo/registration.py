@@ -230,6 +230,16 @@ REPAIRS = (
 # ---- for the scripts that need it ----
 
 
+def agent_of_run(run: Path) -> AbstractContextManager:
+    """Let scripts use the agent in a run's folder, also if its name is not one of the Zoo's (``logs/ppg/CartPole-v1_1``)."""
+    find = rl_zoo3.utils.get_model_path
+
+    def get_model_path(exp_id: int, folder: str, algo: str, *others: Any) -> tuple[str, str, str]:
+        return find(-1, str(run.parent), run.name, *others)
+
+    return _patched_in_the_zoo("get_model_path", get_model_path)
+
+
 def our_commands_on_cards() -> AbstractContextManager:
     """rl_zoo3 2.9.2: the model cards of ``push_to_hub`` name the Zoo's own commands, which do not know our algorithms."""
     original = repocard.metadata_save

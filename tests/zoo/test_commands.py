@@ -257,8 +257,6 @@ def broken(trained, tmp_path_factory) -> Path:
         ("train -conf mine.yml", "'n_aux_epoch' (in mine.yml, on the command line or in a study); nearest: n_aux_epochs"),
         ("train -params learning_rate:'3e-4'", "use a number, which in YAML has a dot (3.0e-4), or a linear schedule"),
         ("train --gym-packages no_such_module", "No module named 'no_such_module': install it, or add the folder"),
-        ("train --continue", "--continue needs the model"),
-        ("train --algo ppo --save-freq 64 --resume", "--resume needs checkpoints: use --save-freq, and one of ppg, "),
         ("train --storage study.log --study-name ppg --trial-id 7", "no such trial of study 'ppg' in study.log"),
         ("train --trial-id 1", "use --storage and --study-name"),
         ("enjoy --env Pendulum-v1", "No model found for ppg on Pendulum-v1"),
