@@ -38,7 +38,7 @@ from sb3_ppg.prior import SELF
 from sb3_ppg.saving.checkpoints import latest_checkpoint
 from sb3_ppg.saving.training_state import files_of_processes, generators_kept
 from sb3_ppg.zoo.environments import PROCGEN_IDS, make_procgen
-from sb3_ppg.zoo.hyperparameters import BUDGET, OFFLINE, draw, entry_of, evaluated, hyperparameter_file, print_best
+from sb3_ppg.zoo.hyperparameters import BUDGET, OFFLINE, entry_of, evaluated, hyperparameter_file
 from sb3_ppg.zoo.resuming import (
     SAME,
     check_same,
@@ -371,11 +371,10 @@ class Manager(ExperimentManager):
         with self._masked("TrialEvalCallback", _MaskableTrialEvalCallback):
             super().hyperparameters_optimization()
         if self.study is not None:  # its trials have run in this process
-            data = [] if self.dataset is None else ["--dataset", self.dataset]
-            print_best(self.study, [*sys.argv[1:], *data], self.storage)
-            if not self.no_optim_plots:
-                file = max(Path(self.log_path).glob("report_*.csv"), key=lambda path: path.stat().st_mtime)
-                draw(self.study, file.with_suffix(""))
+            number = self.study.best_trial.number
+            options = f"--storage {self.storage} --study-name {self.study.study_name} --trial-id {number}"
+            remedy = f"train it with {options}" if self.storage else "only a search with --storage keeps it for training"
+            print(f"The best trial is number {number}; {remedy}")
 
     def objective(self, trial: optuna.Trial) -> float:
         """Tell our samplers the budget of a trial."""
