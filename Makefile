@@ -1,5 +1,7 @@
 PYTHON ?= python3
 VENV := .venv
+# Empty: the newest versions of all dependencies
+CONSTRAINTS ?= --constraint constraints.txt
 RUN := $(VENV)/bin/python
 # More threads than this slow small networks down
 export OMP_NUM_THREADS ?= 2
@@ -18,8 +20,8 @@ $(VENV)/.training $(VENV)/.installed: pyproject.toml constraints.txt
 	@echo "(docs/start.md avoids it). This takes a few minutes, most of them for the download."
 	$(PYTHON) -m venv $(VENV)
 	$(RUN) -m pip install --quiet --upgrade pip
-	$(RUN) -m pip install --quiet --constraint constraints.txt --editable ".[$(EXTRAS)]"
-	$(if $(ALONE),$(RUN) -m pip install --quiet --constraint constraints.txt --no-deps $(ALONE))
+	$(RUN) -m pip install --quiet $(CONSTRAINTS) --editable ".[$(EXTRAS)]"
+	$(if $(ALONE),$(RUN) -m pip install --quiet $(CONSTRAINTS) --no-deps $(ALONE))
 	touch $@
 
 # Trains PPG on CartPole-v1 with RL Zoo's train script, evaluates the agent, draws its learning curve

@@ -8,11 +8,7 @@ from sb3_ppg.buffers.rollout_buffers import (
     RewardNormalizer,
 )
 from sb3_ppg.callbacks import PhasicCallback
-<<<<<<< HEAD
-=======
 from sb3_ppg.checking import check
-from sb3_ppg.comparison import compare
->>>>>>> check
 from sb3_ppg.distributed import process_group
 from sb3_ppg.environments.vector_rewards import DrawnWeights, VectorRewards
 from sb3_ppg.errors import ArgumentError, ModelFormatError, NonFiniteLossError

@@ -19,11 +19,12 @@ FIRST_NODE=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 
 srun torchrun --nnodes "$SLURM_NNODES" --nproc-per-node "$PROCESSES" --max-restarts 3 --shutdown-timeout 100 \
     --rdzv-id "$SLURM_JOB_ID" --rdzv-backend c10d --rdzv-endpoint "$FIRST_NODE:29500" \
-    -m sb3_ppg train --env Pendulum-v1 -n 1000000 --save-freq 20000 --resume -f "$HOME/ppg" &
+    -m sb3_ppg train --env Pendulum-v1 -n 1000000 --run-folder "$HOME/logs/ppg/Pendulum-v1_1" &
 wait $!
 STATUS=$?
-# Only an unfinished run is resumed; a command that fails at once has left none
-if [ "$STATUS" -ne 0 ] && [ "${SLURM_RESTART_COUNT:-0}" -lt 10 ] && compgen -G "$HOME/ppg/*/*/unfinished.json" > /dev/null; then
+# A run that has begun goes on; a command that fails at once has saved no checkpoint
+if [ "$STATUS" -ne 0 ] && [ "${SLURM_RESTART_COUNT:-0}" -lt 10 ] &&
+    compgen -G "$HOME/logs/ppg/Pendulum-v1_1/rl_model_*" > /dev/null; then
     scontrol requeue "$SLURM_JOB_ID"
 fi
 exit "$STATUS"

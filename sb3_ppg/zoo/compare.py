@@ -17,16 +17,10 @@ from huggingface_sb3 import EnvironmentName
 from rl_zoo3 import ALGOS
 from rl_zoo3.utils import StoreDict
 
-<<<<<<< HEAD
 from sb3_ppg.arguments import check_value, count
+from sb3_ppg.checking import policy_for
 from sb3_ppg.comparison.report import Comparison
 from sb3_ppg.comparison.runs import Run, carry_out, machine, short_hash
-from sb3_ppg.environments.checking import policy_for
-=======
-from sb3_ppg.checking import policy_for
-from sb3_ppg.comparison.study import Study
-from sb3_ppg.comparison.training import Contestant, Made, described
->>>>>>> check
 from sb3_ppg.errors import ArgumentError, nearest
 from sb3_ppg.zoo.environments import check_is_registered
 from sb3_ppg.zoo.manager import Manager

@@ -3,8 +3,6 @@ Our hyperparameter files, and Optuna's search space for ``train -optimize``: the
 of BCQ.
 """
 
-import argparse
-import shlex
 from collections.abc import Callable
 from functools import partial
 from math import log2
@@ -14,8 +12,6 @@ from typing import Any
 import optuna
 import rl_zoo3.exp_manager
 import yaml
-from matplotlib import pyplot as plt
-from optuna.visualization.matplotlib import plot_optimization_history, plot_param_importances
 from rl_zoo3.hyperparams_opt import convert_offpolicy_params
 from torch import nn
 
@@ -134,35 +130,6 @@ def convert_params(zoo_name: str, sampled_params: dict[str, Any]) -> dict[str, A
         if name in hyperparams:
             hyperparams["policy_kwargs"][name] = hyperparams.pop(name)
     return with_preset(zoo_name, hyperparams)
-
-
-def print_best(study: optuna.Study, arguments: list[str], storage: str | None) -> None:
-    """Say which trial of a search with this command line is the best, and how to train it."""
-    number = study.best_trial.number
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("-n", "--n-timesteps")
-    parser.add_argument("-optimize", "--optimize-hyperparameters", action="store_true")
-    parser.add_argument("--algo")  # given twice where it is not our default, as is the folder; the study is named below
-    parser.add_argument("-f", "--log-folder")
-    parser.add_argument("--study-name")
-    given, others = parser.parse_known_args(arguments)
-    others = ["--algo", given.algo, "-f", given.log_folder, *others]
-    command = shlex.join(["sb3-ppg", "train", *others, "--study-name", study.study_name, "--trial-id", str(number)])
-    remedy = f"train it with: {command}" if storage else "only a search with --storage keeps it for training"
-    print(f"The best trial is number {number}; {remedy}")
-
-
-def draw(study: optuna.Study, file: Path) -> None:
-    """Draw the study, as pictures whose names begin with that of the file."""
-    for plot in (plot_optimization_history, plot_param_importances):
-        picture = f"{file}_{plot.__name__.removeprefix('plot_')}.png"
-        try:
-            plot(study)
-            plt.savefig(picture, bbox_inches="tight")
-            plt.close()
-            print(f"Saved {picture}")
-        except (ValueError, ImportError, RuntimeError) as error:
-            print(f"There is no {picture}: {error}")
 
 
 def sample_params_of_bcq(trial: optuna.Trial, n_actions: int, n_envs: int, additional_args: dict[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import runpy
 import sys
 from argparse import ArgumentParser
 from contextlib import ExitStack, redirect_stdout
+from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
@@ -38,8 +39,8 @@ SCRIPTS = {
     "benchmark": Script("evaluate all trained agents of a folder", "rl_zoo3.benchmark", defaults=["--log-dir", "logs"]),
     "push_to_hub": Script("share a trained agent on the Hugging Face Hub", "sb3_ppg.zoo.sharing:push"),
     "load_from_hub": Script("fetch a trained agent from there", "sb3_ppg.zoo.sharing:fetch", defaults=ALGO),
-    "plot_train": Script("plot learning curves", "sb3_ppg.zoo.scripts:plot_train"),
-    "all_plots": Script("compare evaluations", "sb3_ppg.zoo.scripts:all_plots", defaults=["-a", "ppg"]),
+    "plot_train": Script("plot learning curves", "rl_zoo3.plots:plot_train"),
+    "all_plots": Script("compare evaluations", "rl_zoo3.plots:all_plots", defaults=["-a", "ppg"]),
     "plot_from_file": Script("plot what all_plots saved", "rl_zoo3.plots:plot_from_file", defaults=[]),
 }
 # Our options in addition to those of the scripts: which scripts take them, and arguments of argparse
@@ -49,10 +50,9 @@ OWN_OPTIONS: dict[str, tuple[list[str], dict[str, Any]]] = {
         [name for name, script in SCRIPTS.items() if script.agent],
         SWITCH | dict(help="an agent that comes with the repository"),
     ),
-    "--continue": (["train"], SWITCH | dict(dest="asked_to_continue", help="with -i MODEL: go on exactly where it stopped")),
-    "--resume": (
-        ["train"],
-        SWITCH | dict(dest="asked_to_resume", help="with --save-freq: resume the newest unfinished run, or start one"),
+    "--run-folder": (
+        ["train", "enjoy", "report", "record_video", "record_dataset", "push_to_hub"],
+        dict(metavar="FOLDER", help="the run there; train begins or continues it, with 20 checkpoints or --save-freq"),
     ),
     "--prior": (["train"], dict(help="agent that the policy stays near: a model's file or folder, or self, with -i MODEL")),
     "--dataset": (["train"], dict(help="with --algo bcq: Minari data set, HDF5 file, or a replay buffer's .pkl")),
@@ -96,6 +96,7 @@ def run(name: str, arguments: list[str]) -> None:
     from sb3_ppg.distributed import gather, n_processes, process_group, rank, require_equal
     from sb3_ppg.zoo import patched
     from sb3_ppg.zoo.manager import Manager
+    from sb3_ppg.zoo.registration import agent_of_run
     from sb3_ppg.zoo.scripts import acting_with_epsilon
     from sb3_ppg.zoo.sharing import with_pretrained
 
@@ -117,6 +118,8 @@ def run(name: str, arguments: list[str]) -> None:
             print(f"{parser.format_help()}\nOptions of the script:\n")
         if name == "train":
             stack.enter_context(patch.multiple(Manager, **options))
+        elif options.get("run_folder"):
+            stack.enter_context(agent_of_run(Path(options["run_folder"])))
         stack.enter_context(acting_with_epsilon(options.get("epsilon", 0.0)))
         # Our defaults come first: where an option is given twice, the last one counts
         sys.argv = [f"sb3-ppg {name}", *script.defaults, *arguments]

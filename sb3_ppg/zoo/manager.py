@@ -38,17 +38,20 @@ from sb3_ppg.prior import SELF
 from sb3_ppg.saving.checkpoints import latest_checkpoint
 from sb3_ppg.saving.training_state import files_of_processes, generators_kept
 from sb3_ppg.zoo.environments import PROCGEN_IDS, make_procgen
-from sb3_ppg.zoo.hyperparameters import BUDGET, OFFLINE, draw, entry_of, evaluated, hyperparameter_file, print_best
+from sb3_ppg.zoo.hyperparameters import BUDGET, OFFLINE, entry_of, evaluated, hyperparameter_file
 from sb3_ppg.zoo.resuming import (
+    SAME,
+    check_same,
     forget_later_episodes,
+    locked_config,
     make_run_folder,
-    mark_unfinished,
-    options_of,
+    n_steps_of,
     restore_evaluations,
+    settings,
     sigterm_blocked_in_children,
-    unfinished_run,
 )
 
+N_CHECKPOINTS = 20  # of a run with `--run-folder`, unless `--save-freq` says otherwise
 # Hyperparameters that RL Zoo consumes
 OF_THE_ZOO = "n_timesteps n_envs normalize frame_stack env_wrapper vec_env_wrapper callback env_kwargs monitor_kwargs".split()
 # Hyperparameters that may be schedules
@@ -63,16 +66,15 @@ class Manager(ExperimentManager):
     places name its version.
     """
 
-    asked_to_continue: ClassVar[bool] = False  # `train --continue`: counters and schedules go on where the model's are
-    asked_to_resume: ClassVar[bool] = False  # `train --resume`
+    run_folder: ClassVar[str | None] = None  # `train --run-folder`
     dataset: ClassVar[str | None] = None  # `train --dataset`
     prior: ClassVar[str | None] = None  # `train --prior`
 
     def __init__(self, args: argparse.Namespace, algo: str, env_id: str, *others: Any, **options: Any):
         self.is_ours = algo in FAMILY
         self.is_masked = self.is_ours and issubclass(FAMILY[algo].algorithm, MaskablePPG)
-        self.marker: TextIO | None = None  # locked file in the folder of a run with checkpoints until the run is finished
-        self.n_steps_before = 0  # steps at the checkpoint from which an unfinished run resumes
+        self.config_file: TextIO | None = None  # of the run, which is locked while it is open
+        self.n_steps_before = 0  # steps at the checkpoint from which a run goes on
         self.first_monitor = 0  # number of the first monitor file
         self.study: optuna.Study | None = None  # of a search
         self.saved_hyperparams: dict[str, Any] = {}  # as in the folder of the run
@@ -81,19 +83,19 @@ class Manager(ExperimentManager):
         if self.dataset is not None and algo not in OFFLINE:
             raise ArgumentError(f"--dataset is for {', '.join(OFFLINE)}; {algo} learns in its environment")
         super().__init__(args, algo, env_id, *others, **options)
-        if self.asked_to_continue and not self.continue_training:
-            raise ArgumentError("--continue needs the model that continues to train: -i MODEL.zip")
-        self.has_checkpoints = self.is_ours and self.save_freq > 0 and not self.optimize_hyperparameters
-        if self.asked_to_resume and not self.has_checkpoints:
-            raise ArgumentError(f"--resume needs checkpoints: use --save-freq, and one of {', '.join(FAMILY)}")
+        if self.run_folder is not None and self.optimize_hyperparameters:
+            raise ArgumentError("--run-folder is for a run: a search goes on if it has the same --storage and --study-name")
+        args.run_folder, args.prior = self.run_folder, self.prior  # saved with the options
         if self.prior is not None and (not self.is_ours or self.optimize_hyperparameters):
             raise ArgumentError(f"--prior is for trainings, not searches, of {', '.join(FAMILY)}")
-        if self.prior not in (None, SELF) and not self.asked_to_resume and not Path(self.prior).exists():
+        if self.prior not in (None, SELF) and self.run_folder is None and not Path(self.prior).exists():
             raise ArgumentError(f"--prior {self.prior} does not exist")
         if self.is_ours:
             keep_freed_memory()
         if env_id in PROCGEN_IDS:
             self.deterministic_eval = False  # as for the Zoo's other games
+        if self.run_folder is None and int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", 0)) > 0:
+            print("A restart will begin a new run: with --run-folder FOLDER it goes on")
         if n_processes() > 1:
             self._join_the_others()
 
@@ -134,13 +136,13 @@ class Manager(ExperimentManager):
             print(f"Using {entry!r} hyperparameters")
         self.env_name = EnvironmentName(entry)
         try:
-            hyperparams, saved = super().read_hyperparameters()
+            hyperparams, self.saved_hyperparams = super().read_hyperparameters()
         finally:
             self.env_name = env_name
         if self.algo in OFFLINE and "dataset" not in hyperparams:
             raise ArgumentError(f"{self.algo.upper()} learns from recorded data: name it with --dataset")
         self._set_eval_env_kwargs(hyperparams.get("env_kwargs", self.env_kwargs))
-        return hyperparams, saved
+        return hyperparams, self.saved_hyperparams
 
     def _set_eval_env_kwargs(self, env_kwargs: dict[str, Any]) -> None:
         """
@@ -187,13 +189,13 @@ class Manager(ExperimentManager):
     # ---- what a run needs ----
 
     def create_log_folder(self) -> None:
-        """Make a new folder, or resume an unfinished run, if all processes can write there."""
-        if not self.is_ours:
-            super().create_log_folder()
-            return
+        """Make the folder of a new run, or go on with the run there, if all processes can write in it."""
+        self.saved_hyperparams |= {"n_timesteps": int(self.n_timesteps)}
+        if self.run_folder is not None and self.is_ours and self.save_freq < 0:
+            self.save_freq = max(1, int(self.n_timesteps) // (N_CHECKPOINTS * n_processes()))
         checkpoint = None
         if rank() == 0:
-            checkpoint = self._make_or_resume_run()
+            checkpoint = self._enter_folder()
             Path(self.save_path, self.env_name).mkdir(exist_ok=True)
             numbers = [int(path.name.split(".")[0]) for path in Path(self.save_path).glob("*.monitor.csv")]
             self.first_monitor = max(numbers, default=-1) + 1
@@ -201,46 +203,62 @@ class Manager(ExperimentManager):
             (self.seed, self.save_path, checkpoint, self.first_monitor)
         )
         self.params_path = f"{self.save_path}/{self.env_name}"
-        if self.tensorboard_log is not None and self.has_checkpoints and not self.asked_to_continue:
-            self.tensorboard_log += f"/{Path(self.save_path).name}"  # where it resumes: SB3 takes the latest folder there
+        if self.tensorboard_log is not None and self.is_ours and self.save_freq > 0:
+            self.tensorboard_log += f"/{Path(self.save_path).name}"  # where it goes on: SB3 takes the latest folder there
         if checkpoint is not None:
             self.trained_agent, self.continue_training = str(checkpoint), True
-            self.n_steps_before = int(checkpoint.name.split("_")[-2])
+            self.n_steps_before = n_steps_of(checkpoint)
         with TemporaryFile(dir=self.params_path):
             gather(None)
+        if checkpoint is not None and checkpoint.stem == self.env_name and self.n_steps_before >= self.n_timesteps:
+            print(f"The run in {self.save_path} is finished; a larger -n extends it")
+            raise SystemExit(0)
 
-    def _make_or_resume_run(self) -> Path | None:
-        """Set the folder, and return the checkpoint from which the run resumes, if there is one."""
-        options = options_of(self.args) | {"continue": str(self.asked_to_continue), "prior": str(self.prior)}
-        is_restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0  # by `torchrun --max-restarts`
-        found = None
-        if self.has_checkpoints and (self.asked_to_resume or is_restarted):
-            found = unfinished_run(Path(self.log_path), options)
-        if found is None:
+    def _enter_folder(self) -> Path | None:
+        """
+        Set the folder and, if a run is there, its seed. Return the checkpoint from which the run goes on, if there is one, or
+        the last model of a finished run.
+        """
+        if self.run_folder is None:
             self.save_path = make_run_folder(self.save_path)
-            if self.has_checkpoints:
-                self.marker = mark_unfinished(Path(self.save_path), options, self.seed)
+            self.config_file = locked_config(Path(self.save_path), self.env_name)
             return None
-        self.marker, self.seed = found
-        folder, checkpoint = Path(self.marker.name).parent, None
-        self.args.seed, self.save_path = self.seed, str(folder)
+        named = Path(self.run_folder)
+        folder = named.parent if named.suffix == ".zip" else named
+        if named != folder and not named.is_file():
+            raise ArgumentError(f"--run-folder {named} cannot work: there is no such checkpoint")
+        self.save_path, self.config_file = str(folder), locked_config(folder, self.env_name)
+        params_path = Path(self.config_file.name).parent
+        model = folder / f"{params_path.name}.zip"
+        checkpoint = model if model.is_file() else None
         with suppress(FileNotFoundError):
             checkpoint = latest_checkpoint(folder, "rl_model")  # the Zoo's prefix
-        place = "which has no checkpoint yet" if checkpoint is None else f"from {checkpoint.name}"
-        print(f"Resuming {folder}, seed {self.seed}, {place}")
+        if checkpoint is not None:
+            before = settings(params_path)
+            if not any(argument.startswith("--seed") for argument in sys.argv):  # the Zoo has drawn another one
+                self.args.seed = self.seed = before["seed"]
+            check_same(folder, before, self.saved_hyperparams | {name: getattr(self.args, name) for name in SAME})
+            if named != folder and str(named) != before["run_folder"]:  # otherwise the same command is given again
+                checkpoint = named
+            elif n_steps_of(model) >= self.n_timesteps:
+                return model
+        if not self.is_ours:  # it starts again
+            checkpoint = None
         forget_later_episodes(folder, checkpoint)
-        # The best model's statistics may be damaged, as the Zoo writes them in place; the checkpoint has its own
-        Path(folder, self.env_name, "vecnormalize.pkl").unlink(missing_ok=True)
+        if checkpoint is not None:
+            print(f"Going on after {n_steps_of(checkpoint)} steps, from {checkpoint}, with seed {self.seed}")
+            if files_of_processes(aux_buffer_path(checkpoint)):
+                # The best model's statistics may be damaged, as the Zoo writes them in place; the checkpoint has its own
+                (folder / self.env_name / "vecnormalize.pkl").unlink(missing_ok=True)
         return checkpoint
 
     def _save_config(self, saved_hyperparams: dict[str, Any]) -> None:
         """Save hyperparameters and options once, in the first process, with the steps of this run (``-n``)."""
-        self.saved_hyperparams = saved_hyperparams | {"n_timesteps": int(self.n_timesteps)}
         if rank() == 0:
             super()._save_config(self.saved_hyperparams)
 
     def create_callbacks(self) -> None:
-        """Evaluate under action masks, and keep the evaluations of a run that resumes."""
+        """Evaluate under action masks, and keep the evaluations of a run that goes on."""
         evaluating = _MaskableEvaluations if self.is_masked else _Evaluations
         with patch.object(rl_zoo3.exp_manager, "EvalCallback", evaluating):
             super().create_callbacks()
@@ -283,12 +301,11 @@ class Manager(ExperimentManager):
         path = aux_buffer_path(self.trained_agent)
         if isinstance(model, PPG) and files_of_processes(path):
             print(f"Loading {path}")
-            is_exact = is_same_run or self.asked_to_continue
-            with nullcontext() if is_exact else generators_kept():  # a new run has a seed of its own
+            with nullcontext() if is_same_run else generators_kept():  # a new run has a seed of its own
                 try:
                     model.load_aux_buffer(path)
                 except ModelFormatError as error:  # for instance if the rollouts have another length
-                    if is_exact:
+                    if is_same_run:
                         raise
                     print(f"{error}. The phase starts over")
         return model
@@ -296,7 +313,7 @@ class Manager(ExperimentManager):
     # ---- learning ----
 
     def learn(self, model: BaseAlgorithm) -> None:
-        """Train with our checkpoints in place of SB3's. Counters go on with ``--continue`` and in a run that resumes."""
+        """Train with our checkpoints in place of SB3's. Counters go on in a run that goes on."""
         if not isinstance(model, PPG):
             super().learn(model)
             return
@@ -314,30 +331,24 @@ class Manager(ExperimentManager):
         if n_processes() > 1 and not self.show_progress:
             self.callbacks.insert(0, PhasicCallback())  # rl_zoo3 2.9.2 ends the first callback a second time
         continued: AbstractContextManager = nullcontext()
-        if self.n_steps_before > 0 or self.asked_to_continue:
+        if self.n_steps_before > 0:
             self.n_timesteps = int(self.n_timesteps) - model.num_timesteps
-            if self.n_timesteps <= 0 and self.n_steps_before > 0:
+            if self.n_timesteps <= 0:
                 print("It has taken all its steps: its model is saved")
                 return
-            if self.n_timesteps <= 0:
-                raise ArgumentError(
-                    f"the model has trained for {model.num_timesteps} steps already: with --continue, -n counts from the "
-                    f"beginning, so use more than that"
-                )
-            print(f"Going on after {model.num_timesteps} steps")
             # The class's method, as the model's would be saved with it
             continued = patch.object(type(model), "learn", partialmethod(type(model).learn, reset_num_timesteps=False))
         try:
             with continued:
                 super().learn(model)
         except SystemExit:
-            print(f"A signal has ended the run after {model.num_timesteps} steps (--resume continues one with --save-freq)")
+            print(f"A signal has ended the run after {model.num_timesteps} steps: --run-folder {self.save_path} goes on")
             raise
 
     def save_trained_model(self, model: BaseAlgorithm) -> None:
         """
         Save the model and, with ``--save-replay-buffer``, its auxiliary buffer; save also the number of steps of a run that
-        Ctrl-C or a callback has ended early. Mark the run as finished.
+        Ctrl-C or a callback has ended early.
         """
         if isinstance(model, PPG) and self.save_replay_buffer:
             model.save_aux_buffer(aux_buffer_path(Path(self.save_path) / self.env_name))
@@ -347,8 +358,8 @@ class Manager(ExperimentManager):
             if model.num_timesteps < self.saved_hyperparams["n_timesteps"]:
                 trained = self.saved_hyperparams | {"n_timesteps": model.num_timesteps}
                 Path(self.params_path, "config.yml").write_text(yaml.dump(trained))
-        if self.marker is not None:
-            Path(self.marker.name).unlink(missing_ok=True)  # while it is locked
+            if self.config_file is not None:
+                self.config_file.close()
 
     # ---- searching ----
 
@@ -356,11 +367,10 @@ class Manager(ExperimentManager):
         with self._masked("TrialEvalCallback", _MaskableTrialEvalCallback):
             super().hyperparameters_optimization()
         if self.study is not None:  # its trials have run in this process
-            data = [] if self.dataset is None else ["--dataset", self.dataset]
-            print_best(self.study, [*sys.argv[1:], *data], self.storage)
-            if not self.no_optim_plots:
-                file = max(Path(self.log_path).glob("report_*.csv"), key=lambda path: path.stat().st_mtime)
-                draw(self.study, file.with_suffix(""))
+            number = self.study.best_trial.number
+            options = f"--storage {self.storage} --study-name {self.study.study_name} --trial-id {number}"
+            remedy = f"train it with {options}" if self.storage else "only a search with --storage keeps it for training"
+            print(f"The best trial is number {number}; {remedy}")
 
     def objective(self, trial: optuna.Trial) -> float:
         """Tell our samplers the budget of a trial."""

@@ -4,7 +4,6 @@ Makes our algorithms and environments known to RL Zoo, which has no plugin mecha
 in ``REPAIRS``. (``manager`` fixes bugs in ``ExperimentManager``.)
 """
 
-import importlib
 import os
 import shutil
 import subprocess
@@ -23,7 +22,6 @@ import rl_zoo3.exp_manager
 import rl_zoo3.load_from_hub
 import rl_zoo3.train
 import rl_zoo3.utils
-from huggingface_hub import repocard
 from huggingface_hub.errors import RemoteEntryNotFoundError
 from huggingface_sb3 import EnvironmentName
 from matplotlib import pyplot as plt
@@ -34,7 +32,7 @@ from sb3_contrib.common.maskable.utils import get_action_masks, is_masking_suppo
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_ppg import PPG, MaskablePPG
-from sb3_ppg.errors import ArgumentError, nearest, requirement
+from sb3_ppg.errors import ArgumentError, nearest
 from sb3_ppg.family import FAMILY
 from sb3_ppg.zoo.environments import check_is_registered, register_environments
 from sb3_ppg.zoo.hyperparameters import CONVERTERS, OFFLINE, SAMPLERS
@@ -124,22 +122,13 @@ def names_of_folders() -> AbstractContextManager:
     return _patched_in_the_zoo("get_trained_models", named)
 
 
-@contextmanager
-def newer_libraries_of_the_hub() -> Iterator[None]:
+def newer_library_of_the_hub() -> AbstractContextManager:
     """
-    rl_zoo3 2.9.2 with sb3-team-hf-integration 3 and huggingface_hub 2: ``push_to_hub`` imports a name that no longer exists,
-    and ``load_from_hub`` expects another library's error where a model has no normalization statistics.
+    rl_zoo3 2.9.2 with huggingface_hub 2: ``load_from_hub`` expects another library's error where a model has no normalization
+    statistics.
     """
-    integration, script = importlib.import_module("huggingface_sb3.push_to_hub"), rl_zoo3.load_from_hub
-
-    def generate_metadata(*args: Any) -> dict[str, Any]:
-        return integration._generate_metadata(*args).to_dict()
-
-    with (
-        patch.object(integration, "generate_metadata", generate_metadata, create=True),
-        patch.object(script, "HTTPError", (script.HTTPError, RemoteEntryNotFoundError)),
-    ):
-        yield
+    script = rl_zoo3.load_from_hub
+    return patch.object(script, "HTTPError", (script.HTTPError, RemoteEntryNotFoundError))
 
 
 @contextmanager
@@ -194,25 +183,17 @@ def environments_for_playing() -> Iterator[None]:
 
 
 def figures_as_files() -> AbstractContextManager:
-    """
-    rl_zoo3 2.9.2: without a display, the scripts that plot do nothing. Save their figures instead. Figures without data are an
-    error.
-    """
+    """rl_zoo3 2.9.2: without a display, the scripts that plot do nothing. Save their figures instead."""
     show = plt.show
 
     def show_or_save(*args: Any, **kwargs: Any) -> None:
-        has_display = plt.get_backend().lower() != "agg"
-        for figure in map(plt.figure, plt.get_fignums()):
-            label = str(figure.get_label() or figure.number)
-            if not any(axes.has_data() for axes in figure.axes):
-                remedy = "no run here has such data, or as many episodes as the window, for which -w takes a smaller number"
-                raise ArgumentError(f"{label!r} would be empty: {remedy}")
-            if not has_display:
-                file = f"{label}.png".replace(" ", "_").replace("/", "-").lower()
-                figure.savefig(file)
-                print(f"No display: saved as {file}")
-        if has_display:
+        if plt.get_backend().lower() != "agg":
             show(*args, **kwargs)
+            return
+        for figure in map(plt.figure, plt.get_fignums()):
+            file = f"{figure.get_label() or figure.number}.png".replace(" ", "_").replace("/", "-").lower()
+            figure.savefig(file)
+            print(f"No display: saved as {file}")
 
     return patch.object(plt, "show", show_or_save)
 
@@ -220,7 +201,7 @@ def figures_as_files() -> AbstractContextManager:
 REPAIRS = (
     children_through_our_launcher,
     names_of_folders,
-    newer_libraries_of_the_hub,
+    newer_library_of_the_hub,
     latest_model,
     environments_for_playing,
     figures_as_files,
@@ -230,26 +211,20 @@ REPAIRS = (
 # ---- for the scripts that need it ----
 
 
-def our_commands_on_cards() -> AbstractContextManager:
-    """rl_zoo3 2.9.2: the model cards of ``push_to_hub`` name the Zoo's own commands, which do not know our algorithms."""
-    original = repocard.metadata_save
+def agent_of_run(run: Path) -> AbstractContextManager:
+    """Let scripts use the agent in a run's folder, also if its name is not one of the Zoo's (``logs/ppg/CartPole-v1_1``)."""
+    find = rl_zoo3.utils.get_model_path
 
-    def save(card: Path, metadata: dict[str, Any]) -> None:
-        text = (
-            card.read_text()
-            .replace("python -m rl_zoo3.", "sb3-ppg ")
-            .replace("install rl_zoo3", f"install {requirement('zoo')}")
-        )
-        card.write_text(text)
-        original(card, metadata)
+    def get_model_path(exp_id: int, folder: str, algo: str, *others: Any) -> tuple[str, str, str]:
+        return find(-1, str(run.parent), run.name, *others)
 
-    return patch.object(repocard, "metadata_save", save)
+    return _patched_in_the_zoo("get_model_path", get_model_path)
 
 
 @contextmanager
 def ffmpeg_on_path() -> Iterator[None]:
     """
-    rl_zoo3 2.9.2: ``record_training`` and ``push_to_hub`` call ``ffmpeg``. Where there is none, use the one of imageio-ffmpeg,
+    rl_zoo3 2.9.2: ``record_training`` calls ``ffmpeg``. Where there is none, use the one of imageio-ffmpeg,
     and matplotlib's font for names in the picture.
     """
     if shutil.which("ffmpeg") is not None:

@@ -1,21 +1,21 @@
-"""Unfinished runs of RL Zoo's ``train``: how ``--resume`` finds them, and which of their files it cleans up first."""
+"""Runs of RL Zoo's ``train`` in a folder: which command may go on with one, and which of its files are cleaned up first."""
 
-import argparse
 import atexit
 import json
 import multiprocessing
 import signal
-import sys
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing import resource_tracker
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 import numpy as np
+import yaml
 from stable_baselines3.common.callbacks import EvalCallback
 
+from sb3_ppg.errors import ArgumentError
 from sb3_ppg.saving.files import atomic_writes, checkpoint_of
 
 try:
@@ -23,54 +23,56 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-# A file in the folder of a run until the run is finished. The process that trains holds a lock on it, which the system
-# releases when the process ends, however that happens
-MARKER = "unfinished.json"
-# Options in which commands for the same run may differ
-IGNORED = {"seed", "log_folder", "tensorboard_log", "command", "progress", "verbose", "log_interval"}
+# What must be the same in the command that goes on with a run, in addition to the hyperparameters
+SAME = ("algo", "env", "env_kwargs", "trained_agent", "prior", "seed")
 
 
-def options_of(args: argparse.Namespace) -> dict[str, str]:
-    """Return the options of the Zoo's ``train`` that ``--resume`` compares."""
-    return {name: str(value) for name, value in vars(args).items() if name not in IGNORED}
-
-
-def mark_unfinished(folder: Path, options: dict[str, str], seed: int) -> TextIO:
-    """Mark a new run as unfinished; return the marker, which is locked while it is open."""
-    marker = (folder / MARKER).open("w")
-    _lock(marker, waits=True)
-    json.dump({"options": options, "seed": seed}, marker)
-    marker.flush()
-    return marker
-
-
-def unfinished_run(runs: Path, options: dict[str, str]) -> tuple[TextIO, int] | None:
+def locked_config(folder: Path, env_name: str) -> TextIO:
     """
-    Find the newest unfinished run with these options on which no process works; return its marker, which is locked while it is
-    open, and its seed. If the command line names a seed, the run must have that seed.
+    Return the file of a run's hyperparameters, made if it is not there, which no other process can lock while it is open. The
+    system releases the lock when this process ends, however that happens.
+
+    :param folder: folder of the run
+    :param env_name: folder in it of a new run's file
+    :raises ArgumentError: if another process has locked it
     """
-    parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("--seed", type=int)  # the Zoo's options have a random one if none is named
-    seed = parser.parse_known_args(sys.argv[1:])[0].seed
-    paths = sorted(runs.glob(f"*/{MARKER}"), key=lambda path: (len(path.parent.name), path.parent.name), reverse=True)
-    for path in paths:
-        with suppress(OSError, ValueError, TypeError, KeyError):  # finished a moment ago, or damaged
-            marker = path.open("r+")
-            if _lock(marker) and path.exists():
-                content = json.load(marker)
-                if content["options"] == options and seed in (None, content["seed"]):
-                    return marker, int(content["seed"])
-    return None
-
-
-def _lock(marker: TextIO, *, waits: bool = False) -> bool:
-    """Lock a marker; return whether no other process holds the lock. Some file systems have no locks."""
+    path = next(folder.glob("*/config.yml"), folder / env_name / "config.yml")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    config = path.open("a")
     try:
         if fcntl is not None:
-            fcntl.flock(marker, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
-    except OSError as error:
-        return not isinstance(error, BlockingIOError)
-    return True
+            fcntl.flock(config, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise ArgumentError(f"--run-folder {folder} cannot work: another process is training there") from error
+    except OSError:
+        pass  # some file systems have no locks
+    return config
+
+
+def settings(params_path: Path) -> dict[str, Any]:
+    """Return the hyperparameters of a run, those options of its command that must stay the same, and ``--run-folder``."""
+    config, options = (yaml.unsafe_load((params_path / name).read_text()) for name in ("config.yml", "args.yml"))
+    return {**config, **{name: options.get(name) for name in (*SAME, "run_folder")}}
+
+
+def n_steps_of(model: Path) -> int:
+    """Return the number of steps that a model's file has; 0 if there is none, or if it is damaged."""
+    with suppress(OSError, zipfile.BadZipFile, KeyError, ValueError), zipfile.ZipFile(model) as file:
+        return json.loads(file.read("data"))["num_timesteps"]
+    return 0
+
+
+def check_same(folder: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
+    """Raise an ``ArgumentError`` that names the settings in which a command differs from the run in the folder."""
+    changes = [
+        f"{name} was {before.get(name)}, now it is {now.get(name)}"
+        for name in sorted((before.keys() | now.keys()) - {"n_timesteps", "run_folder"})
+        if yaml.dump(before.get(name)) != yaml.dump(now.get(name))
+    ]
+    if changes:
+        raise ArgumentError(
+            f"--run-folder {folder} cannot work, its run has other settings: {'; '.join(changes)}. Name another folder"
+        )
 
 
 def make_run_folder(wanted: str) -> str:
@@ -88,7 +90,7 @@ def make_run_folder(wanted: str) -> str:
             wanted = f"{name}_{int(number) + 1}"
 
 
-# ---- files in the folder of an unfinished run ----
+# ---- files of a run that goes on ----
 
 
 def forget_later_episodes(folder: Path, checkpoint: Path | None) -> None:

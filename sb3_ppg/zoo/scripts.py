@@ -2,7 +2,6 @@
 
 import argparse
 import importlib
-import pickle
 import runpy
 import shutil
 import sys
@@ -37,8 +36,6 @@ from sb3_ppg.offline.data import check_new, record, save_as_minari
 from sb3_ppg.play import Player
 from sb3_ppg.zoo.environments import check_is_registered
 from sb3_ppg.zoo.registration import ffmpeg_on_path
-
-CURVES = ("timesteps", "mean", "std_error", "last_evals")  # in the files of `all_plots`
 
 
 def train() -> None:
@@ -103,43 +100,6 @@ def record_training() -> None:
         sys.argv += ["-o", made]
         runpy.run_module("rl_zoo3.record_training", run_name="__main__", alter_sys=True)
         shutil.copytree(made, args.output_folder or Path(run) / "videos", dirs_exist_ok=True)
-
-
-def plot_train() -> None:
-    """Run the script, which looks for folders with the environment's name in theirs, where a slash is a dash."""
-    _plot("plot_train")
-
-
-def all_plots() -> None:
-    """Run the script, which looks for such folders, too, and complete the results that it saves for ``plot_from_file``."""
-    output = _plot("all_plots").output
-    if output is not None:
-        _complete(Path(f"{output}.pkl"))
-
-
-def _plot(name: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("-e", "--env", nargs="+", default=[])
-    parser.add_argument("-o", "--output")
-    args, _ = parser.parse_known_args()
-    sys.argv = [EnvironmentName(argument) if argument in args.env else argument for argument in sys.argv]
-    getattr(importlib.import_module("rl_zoo3.plots"), name)()
-    return args
-
-
-def _complete(file: Path) -> None:
-    """
-    Complete saved results for ``plot_from_file``, which fails if there is a single run, whose last evaluations are saved as a
-    number, and if an environment lacks one of the curves.
-    """
-    results = pickle.loads(file.read_bytes())
-    environments = [results[name] for name in results.keys() - {"results_table"}]
-    labels = {label for curves in environments for label in curves}
-    for curves in environments:
-        for label in sorted(labels):
-            curves.setdefault(label, {**dict.fromkeys(CURVES, np.zeros(0)), "mean_per_eval": np.zeros((0, 0))})
-            curves[label]["last_evals"] = np.atleast_1d(curves[label]["last_evals"])
-    file.write_bytes(pickle.dumps(results))
 
 
 # ---- our own: report, record_dataset ----

@@ -10,11 +10,10 @@ import json
 import math
 import os
 import re
-import runpy
 import shutil
 import tempfile
 from collections.abc import Collection
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -38,8 +37,6 @@ from sb3_ppg.hub.schema import Plain
 from sb3_ppg.objectives import objective_name
 from sb3_ppg.ppg import PPG
 from sb3_ppg.zoo.environments import MASKED, PROCGEN_IDS
-from sb3_ppg.zoo.hyperparameters import OFFLINE
-from sb3_ppg.zoo.registration import ffmpeg_on_path, our_commands_on_cards
 from sb3_ppg.zoo.scripts import agent_parser, evaluate, load_agent, plot_learning_curve, saved_env_kwargs
 
 # Folders of trained agents: in the working directory, and in the repository from which the package is imported
@@ -147,7 +144,7 @@ def _is_usual(value: Any) -> bool:
 
 
 def push() -> None:
-    """Run ``push_to_hub``; for algorithms that are not ours, the Zoo's."""
+    """Share a run's model, with a description of its environment, a card, a video and its learning curve."""
     parser = agent_parser("Share a trained agent on the Hugging Face Hub", n_episodes=10)
     parser.add_argument("--env", type=EnvironmentName, required=True, help="environment ID")
     parser.add_argument("-orga", "--organization", required=True, help="user or organization on the Hub")
@@ -159,13 +156,9 @@ def push() -> None:
     parser.add_argument(
         "--dry-run", nargs="?", const="", metavar="FOLDER", help="write the files into a folder (default: the run's) instead"
     )
-    parser.add_argument("--verbose", default=1, type=int, help="for the Zoo's algorithms")
     args = parser.parse_args()
     if args.algo not in FAMILY:
-        with ffmpeg_on_path(), our_commands_on_cards() if args.algo in OFFLINE else nullcontext():
-            runpy.run_module("rl_zoo3.push_to_hub", run_name="__main__", alter_sys=True)
-        return
-
+        raise ArgumentError(f"--algo {args.algo} cannot work: models of {', '.join(FAMILY)} are shared")
     repo_id = f"{args.organization}/{args.repo_name or ModelName(args.algo, args.env)}"
     model, _, log_path = load_agent(args, **({} if args.no_render else {"render_mode": "rgb_array"}))
     assert isinstance(model, PPG)

@@ -7,11 +7,11 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
+from sb3_ppg.environments.checking import policy_for
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize
 
 from sb3_ppg import ArgumentError, check
-from sb3_ppg.environments.checking import policy_for
 from tests.helpers import Reusing, StepsChanged, image_space, run
 
 

@@ -1,7 +1,6 @@
 """``train -optimize``, and training with a trial's hyperparameters."""
 
 import re
-import shlex
 
 import optuna
 import pytest
@@ -68,12 +67,11 @@ def test_optimize_and_train_a_trial_again(tmp_path):
     assert len(trials) == 5 and {trial.state for trial in trials} == {TrialState.COMPLETE, TrialState.PRUNED}
     for chosen in (trial.user_attrs for trial in trials):
         assert 3 * 2 * chosen["n_steps"] * chosen["n_policy_iterations"] <= 600
-    (report,) = (tmp_path / "logs" / "ppg").glob("report_CartPole-v1_*.csv")
-    assert report.with_name(f"{report.stem}_optimization_history.png").exists()
-
-    (best, command) = re.search(r"The best trial is number (\d+); train it with: sb3-ppg (.*)", output).groups()
-    assert "-n" not in shlex.split(command)
-    commands = [(0, ["train", *study, "--trial-id", "0"]), (int(best), ["train", *study]), (int(best), shlex.split(command))]
+    (best, said) = re.search(r"The best trial is number (\d+); train it with (.*)", output).groups()
+    env, params = study[:2], study[-2:]
+    assert "-n" not in said.split() and {*study} - {*env, *params} <= {*said.split()}
+    commands = [["--trial-id", "0", *study], study, [*env, *said.split(), *params]]
+    commands = [(number, ["train", *options]) for number, options in zip((0, int(best), int(best)), commands, strict=True)]
     for place, (number, options) in enumerate(commands):
         run(*options, "-n", "64", "--eval-freq", "-1", "-f", f"again{place}", cwd=tmp_path)
         model = PPG.load(tmp_path / f"again{place}" / "ppg" / "CartPole-v1_1" / "CartPole-v1.zip", device="cpu")

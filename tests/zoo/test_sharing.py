@@ -32,9 +32,11 @@ from tests.helpers import ROOT, run, run_code
 from tests.hub.small_models import honest, malicious_zip, nested, small_model, write
 from tests.hub.test_attack import changed_json
 from tests.hub.watch import watched
+from tests.hub_server import Repository
 from tests.zoo.programs import SMALL
 
 pytestmark = pytest.mark.slow
+EMPTY_ZIP = b"PK\x05\x06" + bytes(18)
 
 
 @pytest.fixture
@@ -120,6 +122,19 @@ def test_share_a_run_and_fetch_it(hub_server, folder):
     assert fetched.with_name("CartPole-v1_2").joinpath("CartPole-v1.zip").exists()
     run(*fetch, "--exp-id", "1", "--force", "--revision", "main")
     assert len(list(fetched.parent.iterdir())) == 2 and len(list(fetched.parent.parent.iterdir())) == 1  # nothing half-made
+
+
+def test_an_agent_of_another_algorithm_is_fetched(trained, hub_server, tmp_path):
+    """As the Zoo does it: its file is a pickle. It has no statistics of VecNormalize."""
+    run_folder = trained / "logs" / "ppo" / "CartPole-v1_1"
+    files = {name: (run_folder / "CartPole-v1" / name).read_bytes() for name in ("args.yml", "config.yml")}
+    files |= {"ppo-CartPole-v1.zip": (run_folder / "CartPole-v1.zip").read_bytes(), "env_kwargs.yml": b"{}"}
+    hub_server.repositories["me/ppo-CartPole-v1"] = Repository(private=False)
+    hub_server.repositories["me/ppo-CartPole-v1"].commit("main", {**files, "train_eval_metrics.zip": EMPTY_ZIP}, [])
+    which = ("--algo", "ppo", "--env", "CartPole-v1")
+    assert "TRUST_REMOTE_CODE" in run("load_from_hub", *which, "-orga", "me", cwd=tmp_path, fails=True)
+    run("load_from_hub", *which, "-orga", "me", cwd=tmp_path, TRUST_REMOTE_CODE="True")
+    assert "Mean reward" in run("enjoy", *which, "--no-render", "-n", "200", cwd=tmp_path)
 
 
 @pytest.mark.parametrize(("algo", "env_id"), [("ppg_lstm", "CartPoleNoVel-v1"), ("ppg_mask", "InvalidActionsDiscrete-v0")])

@@ -35,6 +35,7 @@ def test_two_processes_are_one_run_that_goes_on_when_one_is_killed(tmp_path):
     change to the command line, and keeps everything in the folder.
     """
     options = "--env Deadly-v0 --gym-packages tests.zoo.programs --eval-freq 96 --eval-episodes 1 --save-freq 64 --seed 3"
+    options += " --run-folder logs/ppg/Deadly-v0_1"
     command = ["-m", "sb3_ppg", "train", *options.split(), "-n", "576", *SMALL, "normalize:True"]
     code, output = end_of(start(command, tmp_path, "--standalone", "--max-restarts", "1", DEADLY="1:100"))
     assert code == 0, output
@@ -42,11 +43,11 @@ def test_two_processes_are_one_run_that_goes_on_when_one_is_killed(tmp_path):
     (steps,) = re.findall(r"Going on after (\d+) steps", output)
     assert 64 <= int(steps) <= 100 * 4 and int(steps) % 64 == 0
     assert output.count("Seed: 3") == 2 and output.count("Saving to ") == 1  # in the first process, before and after the kill
+    assert "A restart will begin a new run" not in output
     assert PPG.load(run / "Deadly-v0.zip").num_timesteps == 576 and (run / "Deadly-v0" / "vecnormalize.pkl").exists()
     evaluated = np.load(run / "evaluations.npz")["timesteps"]
     assert list(evaluated) == list(range(96, 577, 96))  # those of before the kill, too, and none twice
     assert {steps_of(path) for path in run.glob("rl_model_*.zip")} == {*range(64, 577, 64)}
-    assert not (run / "unfinished.json").exists()
     assert {path.name for path in run.glob("*.monitor.csv")} == {f"{number}.monitor.csv" for number in range(8)}
     episodes = [(run / f"{number}.monitor.csv").read_text().splitlines()[2:] for number in range(8)]
     lengths = [tuple(row.split(",")[1] for row in rows) for rows in episodes]
@@ -59,7 +60,8 @@ def test_nodes_may_come_and_go(tmp_path):
     killed, too, the same command goes on in one process.
     """
     port = free_port()
-    train = [*TRAIN, "-n", "1000000", "--save-freq", "64", "--eval-freq", "-1", "--resume", *SMALL]
+    folder = ["--run-folder", "logs/ppg/CartPole-v1_1"]
+    train = [*TRAIN, "-n", "1000000", "--save-freq", "64", "--eval-freq", "-1", *folder, *SMALL]
     elastic = ["--nnodes", "1:2", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--max-restarts", "3"]
     timeouts = "last_call_timeout=1,timeout=60,keep_alive_interval=1,keep_alive_max_attempt=3"
     elastic += ["--rdzv-conf", timeouts, "--rdzv-id", "one", "--monitor-interval", "0.5"]
@@ -83,8 +85,9 @@ def test_nodes_may_come_and_go(tmp_path):
     options = ["--log-interval", "4"]  # what is shown may differ
     with patch.object(PPG, "train", side_effect=KeyboardInterrupt):
         output = helpers.run(*train[2:], *options, cwd=tmp_path)
-    assert f"Resuming {run.relative_to(tmp_path)}, seed 3, from rl_model_{before}_steps.zip" in output
-    assert not (run / "unfinished.json").exists() and len(list(run.parent.iterdir())) == 1
+    checkpoint = f"{run.relative_to(tmp_path)}/rl_model_{before}_steps.zip"
+    assert f"Going on after {before} steps, from {checkpoint}, with seed 3" in output
+    assert len(list(run.parent.iterdir())) == 1
     assert 0 < load_results(str(run))["l"].sum() <= before + 32  # episodes of steps that were lost are not counted
 
 
@@ -211,4 +214,4 @@ def test_the_lines_of_the_page(two):
     (container,) = job["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"]
     for command in ([*container["command"], *container["args"]], (scripts / "slurm.sh").read_text().split()):
         train = command[command.index("-m") :]
-        assert train[1:3] == ["sb3_ppg", "train"] and {"--save-freq", "--env", "-n", "-f"} <= set(train)
+        assert train[1:3] == ["sb3_ppg", "train"] and {"--run-folder", "--env", "-n"} <= set(train)

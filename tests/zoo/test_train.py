@@ -1,10 +1,10 @@
-"""``train``: continued, resumed and interrupted runs, and all variants."""
+"""``train``: runs that go on and runs that are interrupted, and all variants."""
 
 import gc
-import json
 import os
 import pickle
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -25,7 +25,7 @@ from stable_baselines3.common.monitor import load_results
 
 from sb3_ppg import PPG, PhasicCheckpointCallback, VectorRewards, hub, latest_checkpoint
 from sb3_ppg.zoo import ALGOS
-from sb3_ppg.zoo.resuming import MARKER, forget_later_episodes, make_run_folder, mark_unfinished, unfinished_run
+from sb3_ppg.zoo.resuming import forget_later_episodes, locked_config, make_run_folder
 from tests.helpers import NESTED, VECTOR, MaskedEnv, RandomEnv, VectorRewardEnv, changed, run, wait_for
 from tests.zoo.programs import SMALL, end_of, output_of, program
 from tests.zoo.test_commands import n_frames
@@ -33,24 +33,31 @@ from tests.zoo.test_commands import n_frames
 pytestmark = pytest.mark.slow
 
 
-def test_training_goes_on_exactly(tmp_path):
-    """Stopped after 3 of 6 rollouts (N_π = 2) and continued, each counter and schedule going on; and once more."""
+def test_a_larger_n_extends_a_run_exactly(tmp_path):
+    """
+    Stopped after 3 of 6 rollouts (N_π = 2) and continued, each counter and schedule going on; and once more, in a copy. A
+    folder whose checkpoints were removed goes on from its model, which has the rollouts of the phase, too.
+    """
     options = ("train", "--env", "CartPole-v1", "--eval-freq", "-1", "--seed", "3", "--save-replay-buffer")
-    run(*options, "-n", "192", "--save-freq", "64", "-f", "first", *SMALL, cwd=tmp_path)
-    first = tmp_path / "first" / "ppg" / "CartPole-v1_1"
+    run(*options, "-n", "192", "--run-folder", "first", *SMALL, cwd=tmp_path)
     assert {f"rl_model_{n}_steps{suffix}" for n in (64, 128, 192) for suffix in (".zip", ".aux_buffer.npz")} | {
         "CartPole-v1.aux_buffer.npz"
-    } <= {path.name for path in first.iterdir()}
-    resume = (*options, "--continue", "-i", str(first / "CartPole-v1.zip"))
-    outputs = [run(*resume, "-n", "384", "-f", folder, *SMALL, cwd=tmp_path) for folder in ("second", "third")]
-    assert all("Going on after 192 steps" in output and "CartPole-v1.aux_buffer.npz" in output for output in outputs)
-    models = [PPG.load(tmp_path / f"{folder}/ppg/CartPole-v1_1/CartPole-v1.zip") for folder in ("second", "third")]
+    } <= {path.name for path in (tmp_path / "first").iterdir()}
+    for name in ("second", "without_checkpoints"):
+        shutil.copytree(tmp_path / "first", tmp_path / name)
+    for path in (tmp_path / "without_checkpoints").glob("rl_model_*"):
+        path.unlink()
+    folders = [tmp_path / name for name in ("first", "second", "without_checkpoints")]
+    outputs = [run(*options, "-n", "384", "--run-folder", str(folder), *SMALL, cwd=tmp_path) for folder in folders]
+    models = [PPG.load(folder / "CartPole-v1.zip") for folder in folders]
+    names = ["rl_model_192_steps", "rl_model_192_steps", "CartPole-v1"]
+    for output, folder, name in zip(outputs, folders, names, strict=True):
+        assert f"Going on after 192 steps, from {folder / name}.zip, with seed 3" in output
+        assert f"Loading {folder / name}.aux_buffer.npz" in output
     for model in models:
         assert model.num_timesteps == 384 and model.n_aux_phases == 3
         assert model.policy.optimizer.param_groups[0]["lr"] == 0  # which the file's schedule decreases to the end
-    for a, b in zip(*(model.policy.parameters() for model in models), strict=True):
-        assert th.equal(a, b)
-    assert "trained for 192 steps already" in run(*resume, "-n", "192", *SMALL, cwd=tmp_path, fails=True)
+        assert not changed(model, models[0].policy.state_dict())
 
 
 def test_a_prior_is_an_agent_of_the_zoo_or_a_shared_one_with_its_normalization(trained, tmp_path):
@@ -162,7 +169,7 @@ def test_a_users_own_checkpoint_callback_is_kept(tmp_path):
 
 
 def test_runs_from_a_checkpoint_have_seeds_of_their_own(tmp_path):
-    """Its generators go on with ``--continue`` only."""
+    """Its generators go on with ``--run-folder`` only."""
     env = ("train", "--env", "FrozenLake-v1", "--env-kwargs", "is_slippery:False", "--eval-freq", "-1", "-n", "128")
     run(*env, "--save-freq", "64", "--seed", "1", *SMALL, cwd=tmp_path)
     begin = ("-i", "logs/ppg/FrozenLake-v1_1/rl_model_128_steps.zip", *SMALL)
@@ -174,7 +181,7 @@ def test_runs_from_a_checkpoint_have_seeds_of_their_own(tmp_path):
     assert not any(th.equal(*pair) for pair in zip(*(model.policy.parameters() for model in models), strict=True))
 
 
-# ---- folders of runs, --resume ----
+# ---- folders of runs, --run-folder ----
 
 
 def test_two_commands_at_once_have_folders_of_their_own(tmp_path):
@@ -191,75 +198,122 @@ def test_two_commands_at_once_have_folders_of_their_own(tmp_path):
         make_run_folder(str(tmp_path / "logs" / "Mine-v1_1"))
 
 
-def test_only_a_run_with_these_options_is_resumed_and_only_when_its_process_has_ended(tmp_path):
-    """The newest one; and that with the seed of the command line, if it names one."""
-    options, folders = {"n_timesteps": "100"}, [tmp_path / f"CartPole-v1_{number}" for number in (2, 9, 10)]
-    for folder in folders:
-        folder.mkdir()
-
-    def found(options, *arguments):
-        """Not for long: the marker is closed when this returns, as when its process ends."""
-        with patch.object(sys, "argv", ["sb3-ppg", *arguments]):
-            run = unfinished_run(tmp_path, options)
-        return run and (Path(run[0].name).parent, run[1])
-
-    assert found(options) is None
-    marker = mark_unfinished(folders[0], options, seed=5)
-    assert found(options) is None  # a process works on it
-    marker.close()
-    assert found(options) == (folders[0], 5)
-    mark_unfinished(folders[1], options, seed=6).close()
-    for bad in ("", "[]", "{", '{"options": ["x"]}', json.dumps({"options": options})):
-        (folders[2] / MARKER).write_text(bad)
-        assert found(options) == (folders[1], 6)
-    resumed = unfinished_run(tmp_path, options)
-    assert found(options) == (folders[0], 5)  # no run is resumed twice
-    assert found({"n_timesteps": "200"}) is None
-    resumed[0].close()
-    assert found(options, "--seed", "5") == (folders[0], 5) and found(options, "--seed", "6") == (folders[1], 6)
-    assert found(options, "--seed=7") is None
-
-
 class Kill(Exception):
     pass
 
 
-def test_a_run_resumes_whatever_the_kill_has_left(tmp_path):
-    """
-    One kill comes amid its steps, with files that the Zoo was writing, another after all steps, before the last model. Each
-    run has a folder of TensorBoard's of its own.
-    """
-    options = "-n 64 --save-freq 32 --eval-freq 32 --eval-episodes 1 --tensorboard-log tb --log-interval 1 -params n_envs:2"
-    options += " n_steps:16 batch_size:16 normalize:True compile_updates:False"
-    command, train = ["train", "--env", "CartPole-v1", *options.split()], PPG.train
-    logs, folder = tmp_path / "tb" / "CartPole-v1", tmp_path / "logs" / "ppg" / "CartPole-v1_1"
+def killed(command: list[str], cwd: Path, owner: type, name: str, n_steps: int = 0) -> str:
+    """Run a command that is killed when a model with this number of steps calls a method; return its output."""
+    method = getattr(owner, name)
 
-    def kill(model, *_):
-        if model.num_timesteps == 64:
+    def kill(*args):
+        if any(getattr(model, "num_timesteps", None) == n_steps for model in args):
             raise Kill
+        method(*args)
+
+    with patch.object(owner, name, kill):
+        said = run(*command, cwd=cwd, fails=True)
+    gc.collect()  # unlocks the run, as the end of a process does
+    return said
+
+
+def test_a_killed_run_goes_on_whatever_the_kill_has_left(tmp_path):
+    """
+    One kill comes before the first checkpoint, one amid the steps, with files that the Zoo was writing, another after all
+    steps, before the last model. Each run has a folder of TensorBoard's of its own, and the seed with which it began.
+    """
+    options = "--save-freq 32 --eval-freq 32 --eval-episodes 1 --tensorboard-log tb --log-interval 1 -params n_envs:2"
+    options += " n_steps:16 batch_size:16 normalize:True compile_updates:False"
+    run_folder = tmp_path / "logs" / "ppg" / "CartPole-v1_1"
+    command = ["train", "--env", "CartPole-v1", "-n", "64", "--run-folder", "logs/ppg/CartPole-v1_1", *options.split()]
+    assert "Going on" not in killed([*command, "--seed", "2"], tmp_path, PPG, "train", 32)
+    assert "Going on" not in killed([*command, "--seed", "3"], tmp_path, PPG, "train", 64)
+    for name in ("evaluations.npz", "CartPole-v1/vecnormalize.pkl"):
+        whole = (run_folder / name).read_bytes()
+        (run_folder / name).write_bytes(whole[: len(whole) // 2])
+    said = killed(command, tmp_path, ExperimentManager, "save_trained_model", 64)
+    assert "Going on after 32 steps, from logs/ppg/CartPole-v1_1/rl_model_32_steps.zip, with seed 3" in said
+    (tmp_path / "elsewhere").mkdir()
+    others = ["--n-timesteps=64", "--eval-freq=32", f"--run-folder={run_folder}"]
+    spelled_otherwise = ["train", *others, *command[1:3], *options.split()]
+    said = run(*spelled_otherwise, cwd=tmp_path / "elsewhere")
+    assert "Going on after 64 steps" in said and "It has taken all its steps" in said
+    assert PPG.load(run_folder / "CartPole-v1.zip").num_timesteps == 64
+    said = run(*command, cwd=tmp_path)
+    assert said.endswith("The run in logs/ppg/CartPole-v1_1 is finished; a larger -n extends it\n")
+    assert len(list((tmp_path / "tb/CartPole-v1/CartPole-v1_1").iterdir())) == 2  # of the first two, one of which never began
+    assert "Mean reward" in run("enjoy", "--no-render", "-n", "20", cwd=tmp_path)
+
+
+def test_ctrl_c_leaves_a_model_and_the_same_command_goes_on(tmp_path):
+    command = ["train", *"--run-folder mine -n 96 --eval-freq -1 --seed 3".split(), *SMALL, "n_steps:16"]
+    train = PPG.train
+
+    def interrupted(model):
+        if model.num_timesteps == 64:
+            raise KeyboardInterrupt
         train(model)
 
-    def killed(owner, name: str) -> str:
-        with patch.object(owner, name, kill):
-            said = run(*command, "--seed", "3", "--resume", cwd=tmp_path, fails=True)
-        gc.collect()  # closes the marker, as the end of a process does
-        return said
+    with patch.object(PPG, "train", interrupted):
+        run(*command, cwd=tmp_path)
+    assert PPG.load(tmp_path / "mine" / "CartPole-v1.zip").num_timesteps == 64
+    assert "Going on after 32 steps, from mine/rl_model_32_steps.zip" in run(*command, cwd=tmp_path)
+    assert PPG.load(tmp_path / "mine" / "CartPole-v1.zip").num_timesteps == 96
+    assert "Mean return" in run("report", "--run-folder", "mine", "--episodes", "1", cwd=tmp_path)
 
-    assert "Resuming" not in killed(PPG, "train")  # starts a run where there is none
-    for name in ("evaluations.npz", "CartPole-v1/vecnormalize.pkl"):
-        whole = (folder / name).read_bytes()
-        (folder / name).write_bytes(whole[: len(whole) // 2])
-    for others in (("--seed", "3"), ("--seed", "4", "--resume")):  # unasked; another seed
-        assert "Resuming" not in run(*command, *others, cwd=tmp_path)
-    assert "from rl_model_32_steps.zip" in killed(ExperimentManager, "save_trained_model")
-    assert len(list((logs / folder.name / "PPG_1").iterdir())) == 2
-    assert sorted(logs.glob("*/*")) == [logs / f"CartPole-v1_{number}" / "PPG_1" for number in (1, 2, 3)]
-    (tmp_path / "elsewhere").mkdir()
-    spelled_otherwise = ["--n-timesteps=64", f"--log-folder={tmp_path / 'logs'}", "--resume", *command[1:3], *command[5:]]
-    said = run("train", *spelled_otherwise, cwd=tmp_path / "elsewhere")
-    assert f"Resuming {folder}, seed 3, from rl_model_64_steps.zip" in said and "It has taken all its steps" in said
-    assert PPG.load(folder / "CartPole-v1.zip").num_timesteps == 64 and not (folder / MARKER).exists()
-    assert "Resuming" not in run(*command, "--resume", cwd=tmp_path)  # it is finished
+
+def test_an_older_checkpoint_can_be_named(tmp_path):
+    """When the command is given again, it goes on from its latest one."""
+    command = ["train", "--run-folder", "mine", "-n", "128", "--eval-freq", "-1", "--seed", "3", *SMALL]
+    run(*command, cwd=tmp_path)
+    older = [*command[:2], "mine/rl_model_64_steps.zip", *command[3:]]
+    assert "Going on after 64 steps, from mine/rl_model_64_steps.zip" in run(*older, cwd=tmp_path)
+    assert "is finished" in run(*older, cwd=tmp_path)
+    killed([*older, "-n", "192"], tmp_path, PPG, "train", 192)
+    assert "Going on after 128 steps" in run(*older, "-n", "192", cwd=tmp_path)
+    missing = [*command[:2], "mine/rl_model_65_steps.zip", *command[3:]]
+    said = run(*missing, cwd=tmp_path, fails=True)
+    assert "--run-folder mine/rl_model_65_steps.zip cannot work: there is no such checkpoint" in said
+
+
+def test_a_run_in_a_named_folder_has_twenty_checkpoints_unless_the_command_says_otherwise(tmp_path):
+    for n, options in (20, []), (4, ["--save-freq", "640"]), (0, ["--save-freq", "0"]):
+        folder = tmp_path / str(n)
+        options = [*options, *SMALL, "n_epochs:1", "n_aux_epochs:0"]
+        run("train", "--run-folder", str(folder), "-n", "2560", "--eval-freq", "-1", *options, cwd=tmp_path)
+        assert len(list(folder.glob("rl_model_*.zip"))) == n
+
+
+def test_a_folder_is_refused_with_other_settings_and_while_a_process_trains_there(tmp_path):
+    """Settings from files count as those of the command line do; what is shown and saved may differ."""
+    command = ["train", "--run-folder", "mine", "-n", "64", "--eval-freq", "-1", "--seed", "3", *SMALL]
+    run(*command, cwd=tmp_path)
+    config = yaml.unsafe_load((tmp_path / "mine" / "CartPole-v1" / "config.yml").read_text())
+    (tmp_path / "mine.yml").write_text(yaml.safe_dump({"CartPole-v1": {**config, "gamma": 0.5}}))
+    for changed_options, difference in (
+        (["gamma:0.5", "n_aux_epochs:1"], f"gamma was {config['gamma']}, now it is 0.5; n_aux_epochs was "),
+        (["-conf", "mine.yml"], f"settings: gamma was {config['gamma']}, now it is 0.5. Name another folder"),
+        (["--seed", "4"], "settings: seed was 3, now it is 4. Name"),
+        (["--algo", "ppo", "--env", "Acrobot-v1"], "algo was ppg, now it is ppo; "),
+        (["--prior", "mine/CartPole-v1.zip"], "prior was None, now it is mine/CartPole-v1.zip"),
+        (["-optimize"], "--run-folder is for a run"),
+    ):
+        said = run(*command, *changed_options, cwd=tmp_path, fails=True)
+        assert difference in said and "Traceback" not in said
+    assert "is finished" in run(*command, "-P", "--save-freq", "32", "--vec-env", "subproc", cwd=tmp_path)
+    with locked_config(tmp_path / "mine", "CartPole-v1"):
+        said = run(*command, cwd=tmp_path, fails=True)
+    assert "--run-folder mine cannot work: another process is training there" in said
+
+
+def test_other_algorithms_start_again_unless_they_are_finished(tmp_path):
+    command = ["train", "--algo", "ppo", "--run-folder", "mine", "-n", "64", "--eval-freq", "-1"]
+    command += ["-params", "n_envs:1", "n_steps:32", "batch_size:32"]
+    assert "Going on" not in killed(command, tmp_path, PPO, "train", 64)
+    assert "Going on" not in run(*command, cwd=tmp_path)
+    assert load_results(str(tmp_path / "mine"))["l"].sum() <= 64
+    assert "is finished" in run(*command, cwd=tmp_path)
+    assert "Mean reward" in run("enjoy", "--algo", "ppo", "--run-folder", "mine", "--no-render", "-n", "20", cwd=tmp_path)
 
 
 def test_a_run_that_resumes_evaluates_when_it_would_have(tmp_path):
@@ -305,7 +359,7 @@ def test_episodes_after_the_checkpoint_are_forgotten(tmp_path):
 
 def test_a_signal_to_the_workers_too_ends_between_two_iterations(tmp_path):
     """``timeout`` sends it so, and schedulers of clusters. The run can be resumed."""
-    options = ("--env", "CartPole-v1", "-n", "1000000", "--save-freq", "640000", "--eval-freq", "-1", "--resume")
+    options = ("--env", "CartPole-v1", "-n", "1000000", "--save-freq", "640000", "--eval-freq", "-1")
     command = ["-m", "sb3_ppg", "train", *options, "--vec-env", "subproc", *SMALL, "n_envs:1"]
     started = program(command, tmp_path, start_new_session=True)
     wait_for(lambda: "n_updates" in output_of(started))
@@ -315,7 +369,8 @@ def test_a_signal_to_the_workers_too_ends_between_two_iterations(tmp_path):
     folder = tmp_path / "logs" / "ppg" / "CartPole-v1_1"
     (checkpoint,) = folder.glob("rl_model_*_steps.zip")
     n_steps = int(checkpoint.name.split("_")[2])
-    assert n_steps % 32 == 0 and (folder / MARKER).exists() and (folder / f"rl_model_{n_steps}_steps.aux_buffer.npz").exists()
+    assert n_steps % 32 == 0 and f"--run-folder {folder.relative_to(tmp_path)} goes on" in said
+    assert (folder / f"rl_model_{n_steps}_steps.aux_buffer.npz").exists()
     with pytest.raises(ProcessLookupError):  # no worker is left
         wait_for(lambda: os.killpg(started.pid, 0), 10)
     assert 0 < load_results(str(folder))["l"].sum() <= n_steps
