@@ -11,7 +11,6 @@ import numpy as np
 import torch as th
 
 from sb3_ppg.errors import ArgumentError, missing_extras_named, nearest, warn
-from sb3_ppg.protocols import PhasicModel
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -186,7 +185,7 @@ def arguments_explained(function: Function) -> Function:
     known = inspect.signature(function).parameters
 
     @wraps(function)
-    def explaining(self: PhasicModel, *args: Any, **kwargs: Any) -> Any:
+    def explaining(self: Any, *args: Any, **kwargs: Any) -> Any:
         for name in kwargs.keys() - known.keys():
             there = (argument for argument in argument_names(type(self), function.__name__) if not argument.startswith("_"))
             of_method = "" if function.__name__ == "__init__" else f".{function.__name__}"
@@ -224,7 +223,7 @@ def arguments_of(model: Any) -> SimpleNamespace:
     return SimpleNamespace(**{name: argument_value(model, name) for name in argument_names(type(model))})
 
 
-def check_arguments(model: PhasicModel) -> None:
+def check_arguments(model: Any) -> None:
     """Check the value of each argument on its own, and convert NumPy scalars to Python numbers."""
     for argument in argument_names(type(model)):
         attribute = ATTRIBUTES.get(argument, argument)

@@ -100,7 +100,7 @@ def check(env: Any, seconds: float = 3.0, **arguments: Any) -> EnvironmentReport
         play = _Play(made, seconds)
         try:
             with ExitStack() as frozen:
-                for layer in normalizers(made):
+                for layer in normalizers(made if isinstance(made, VecEnv) else None):
                     frozen.enter_context(patch.object(layer, "training", False))
                 for layer in _with_statistics(made):
                     frozen.enter_context(patch.object(layer, "_update_running_mean", False))

@@ -3,49 +3,46 @@
 import copy
 import inspect
 import io
-import math
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, Literal, Self
 from unittest.mock import patch
 
 import numpy as np
 import torch as th
 from gymnasium import spaces
 from gymnasium.vector import VectorEnv
-from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
+from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
-from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.save_util import load_from_zip_file
-from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, PyTorchObs, Schedule, TensorDict
-from stable_baselines3.common.utils import FloatSchedule, obs_as_tensor
+from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Schedule, TensorDict
+from stable_baselines3.common.utils import FloatSchedule
 from stable_baselines3.common.vec_env import VecEnv
 
-from sb3_ppg.actions import NESTED, flat_space
+from sb3_ppg.actions import flat_space
 from sb3_ppg.arguments import ATTRIBUTES, arguments_explained, check_value, made_from, warn_of_missing_gpu
 from sb3_ppg.arrays import parameters_of
 from sb3_ppg.buffers.aux_buffer import AuxBuffer
 from sb3_ppg.buffers.replay import RolloutReplay
 from sb3_ppg.buffers.rollout_buffers import with_vector_rewards
-from sb3_ppg.buffers.rollouts import POLICY_KEYS, Rollout, RolloutEnd, smallest_observations, store_floats
+from sb3_ppg.buffers.rollouts import RolloutEnd, store_floats
 from sb3_ppg.callbacks import without_rank_zero_callbacks
-from sb3_ppg.distributed import n_processes, rank
+from sb3_ppg.distributed import rank
 from sb3_ppg.environments.vec_envs import GymnasiumVecEnv
 from sb3_ppg.environments.vector_rewards import RewardReader, mean_vector_return, tell_weights
 from sb3_ppg.environments.watched import TimeLimits, check_first_observations, innermost, normalizers, statistics_protected
 from sb3_ppg.errors import ArgumentError
-from sb3_ppg.objectives import Coefficients, Objective, find_objective, make_objective, objective_name
+from sb3_ppg.objectives import Objective, find_objective, make_objective, objective_name
 from sb3_ppg.offline.warm_start import fit_to_data
-from sb3_ppg.optim.compiled import CompiledTraining
 from sb3_ppg.optim.diagnostics import logger_of_run, record_all
-from sb3_ppg.optim.micro_batches import fitting_micro_batch_size
+from sb3_ppg.phasic_interface import PhasicInterface
 from sb3_ppg.play import Player
-from sb3_ppg.policies import CnnPolicy, MixedPrecision, MlpPolicy, MultiInputPolicy, PhasicActorCriticPolicy
+from sb3_ppg.policies import MixedPrecision, MlpPolicy, PhasicActorCriticPolicy
 from sb3_ppg.prior import NOT_SHARED, SELF, Prior
 from sb3_ppg.saving.files import atomic_writes, checked_model_file, mark_class
 from sb3_ppg.saving.training_state import generators_kept, load_training_state, save_training_state
@@ -63,48 +60,11 @@ from sb3_ppg.training.session import Session, training
 WRITTEN = ("stdout", "log", "json", "csv", "tensorboard")  # SB3's names of all outputs of a log
 
 
-class PhasicAlgorithm(OnPolicyAlgorithm):
+class PhasicAlgorithm(PhasicInterface):
     """
-    Base class of ``PPG``: everything that Stable-Baselines3 expects of an algorithm, and hooks for memory and masks. ``PPG``
-    documents the arguments, and adds Algorithm 1 of the paper.
+    Base class of ``PPG``: everything that Stable-Baselines3 expects of an algorithm. ``PPG`` documents the arguments, and adds
+    Algorithm 1 of the paper.
     """
-
-    policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {
-        "MlpPolicy": MlpPolicy,
-        "CnnPolicy": CnnPolicy,
-        "MultiInputPolicy": MultiInputPolicy,
-    }
-    # For arrays and for dictionaries of observations: the default buffers, and the base classes of a user's own
-    rollout_buffer_classes: ClassVar[tuple[type[RolloutBuffer], type[DictRolloutBuffer]]] = (RolloutBuffer, DictRolloutBuffer)
-    action_spaces: ClassVar[tuple[type[spaces.Space], ...]] = (
-        spaces.Box,
-        spaces.Discrete,
-        spaces.MultiDiscrete,
-        spaces.MultiBinary,
-        *NESTED,
-    )
-    policy: PhasicActorCriticPolicy
-    value_optimizer: th.optim.Optimizer
-    aux_optimizer: th.optim.Optimizer
-    objective: Objective
-    aux_buffer: AuxBuffer
-    replay: RolloutReplay
-    rollout_end: RolloutEnd | None = None  # what follows the latest rollout
-    session: Session | None = None  # while `learn` runs
-    # Arguments that SB3 has, too, as other types
-    gamma: Any
-    gae_lambda: Any
-    ent_coef: Any
-    max_grad_norm: float | None  # type: ignore[assignment]
-    # State
-    _last_obs: Any
-    _last_episode_starts: Any
-    _compiles_updates: bool | None = None  # in the latest run
-    _log_folder: str = ""  # of the latest run's logger
-    # Numbers of stored and replayed rollouts that a loaded model is waiting for; None once they have been loaded or given up
-    _missing_rollouts: tuple[int, int] | None = None
-    _checkpoint: list[Any] | None = None  # the latest of PhasicCheckpointCallback: its run, and when it was written
-    _fitting_micro_batch_size: tuple[int | None] | None = None  # None until it is known
 
     @arguments_explained
     def __init__(
@@ -226,17 +186,6 @@ class PhasicAlgorithm(OnPolicyAlgorithm):
             if self.env is not None:  # a loaded model's batches are checked when it learns: it may only play
                 self.check_arguments()
 
-    @property
-    def n_aux_phases(self) -> int:
-        """Number of auxiliary phases so far."""
-        return self._n_aux_phases
-
-    @property
-    def is_warming_up(self) -> bool:
-        """True while the latest rollout trains the value function alone, see ``n_value_warmup``."""
-        n_warmup = self.n_value_warmup * self.n_steps * self.n_envs * n_processes()
-        return n_warmup > 0 and self.num_timesteps <= n_warmup
-
     @staticmethod
     def _wrap_env(env: GymEnv | VectorEnv, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
         """Take vector environments of Gymnasium, too; see SB3's method."""
@@ -250,7 +199,12 @@ class PhasicAlgorithm(OnPolicyAlgorithm):
         # As SB3's method, with other spaces, classes and arguments
         self._setup_lr_schedule()
         self.set_random_seed(self.seed)
-        buffer_class, buffer_kwargs, policy_kwargs = with_vector_rewards(self)
+        buffer_class: Any = self.rollout_buffer_class
+        buffer_kwargs, policy_kwargs = self.rollout_buffer_kwargs, self.policy_kwargs
+        if (n_components := self.n_reward_components) is not None:
+            buffer_class = with_vector_rewards(buffer_class)
+            buffer_kwargs = buffer_kwargs | dict(n_components=n_components, reward_weights=self.reward_weights)
+            policy_kwargs = policy_kwargs | dict(n_reward_components=n_components)
         self.rollout_buffer = buffer_class(
             self.n_steps,
             self.observation_space,
@@ -289,164 +243,6 @@ class PhasicAlgorithm(OnPolicyAlgorithm):
             self.prior = Prior(self.prior, self)
         check_networks(self)
         check_objective(self)
-
-    @property
-    def aux_lr_schedule(self) -> Schedule:
-        """Schedule of the auxiliary phase's learning rate; by default the policy phase's learning rate."""
-        return self.lr_schedule if self.aux_learning_rate is None else FloatSchedule(self.aux_learning_rate)
-
-    @property
-    def optimizers(self) -> tuple[th.optim.Optimizer, ...]:
-        """The optimizers of the policy (or joint) epochs, of the value epochs, and of the auxiliary phase."""
-        return self.policy.optimizer, self.value_optimizer, self.aux_optimizer
-
-    @property
-    def value_lr_schedule(self) -> Schedule:
-        """Schedule of the value epochs' learning rate; by default the policy phase's learning rate."""
-        return self.lr_schedule if self.value_learning_rate is None else FloatSchedule(self.value_learning_rate)
-
-    @property
-    def n_reward_components(self) -> int | None:
-        """K, the number of components of vector rewards; None for scalar rewards."""
-        if self.reward_weights == "observation":
-            return self.observation_space["weights"].shape[0]  # type: ignore[index]
-        return None if self.reward_weights is None else len(self.reward_weights)
-
-    # ---- sizes and coefficients ----
-
-    def coefficients(self, progress_remaining: float | None = None) -> Coefficients:
-        """
-        :param progress_remaining: progress at which schedules are evaluated, from 1 to 0. None: the current one
-        :return: the coefficients of the losses
-        """
-        progress = self._current_progress_remaining if progress_remaining is None else progress_remaining
-        clip_range, clip_range_vf, prior_coef = (
-            schedule(progress) if callable(schedule) else schedule
-            for schedule in (self.clip_range, self.clip_range_vf, self.prior_coef)
-        )
-        weigh = partial(self.policy.actions.weigh, device=self.device)
-        return Coefficients(
-            clip_range=clip_range,
-            clip_range_vf=clip_range_vf,
-            value_unit=self.policy.value_unit,
-            ent_coef=weigh("ent_coef", self.ent_coef),
-            vf_coef=self.vf_coef,
-            kl_coef=self.kl_coef or None,
-            beta_clone=self.beta_clone,
-            prior_coef=None if self.prior is None else weigh("prior_coef", prior_coef),
-        )
-
-    def aux_samples_per_batch(self) -> int:
-        """
-        :return: number of samples in an auxiliary minibatch: by default a sixteenth of a rollout (with memory, of a phase,
-            because samples of a sequence are similar), but at least ``batch_size``
-        """
-        n_samples = self.aux_buffer.n_samples if self.policy.has_memory else self.n_steps * self.n_envs
-        return self.aux_batch_size or max(math.ceil(n_samples / 16), self.batch_size)
-
-    def has_single_samples(self, aux_batch_size: int) -> bool:
-        """
-        :param aux_batch_size: number of samples in an auxiliary minibatch
-        :return: whether minibatches of this size consist of single samples instead of whole sequences
-        """
-        if self.policy.has_memory or self.objective.needs_whole_sequences:
-            return False
-        return not self.objective.shuffles_sequences or aux_batch_size < self.n_steps
-
-    def prepare_sequences(self) -> int:
-        """
-        Choose the sequences of an auxiliary phase, whole ones or single samples.
-
-        :return: their number in a minibatch
-        """
-        size = self.aux_samples_per_batch()
-        self.aux_buffer.single_samples = self.has_single_samples(size)
-        return math.ceil(size / self.aux_buffer.sequence_length)
-
-    def resolved_micro_batch_size(self) -> int | None:
-        """
-        :return: the largest number of samples in one forward pass; None for whole minibatches
-        """
-        if self.micro_batch_size != "auto":
-            return self.micro_batch_size
-        if self.objective.needs_whole_minibatches:
-            return None
-        if self._fitting_micro_batch_size is None:  # once per run: the network stays as it is
-            observation = obs_as_tensor(smallest_observations(self.rollout_buffer, 1), self.device)
-            self._fitting_micro_batch_size = (fitting_micro_batch_size(self.policy, observation),)
-        return self._fitting_micro_batch_size[0]
-
-    # ---- hooks: what memory, masks and the like override ----
-
-    def step_inputs(self, env: VecEnv) -> dict[str, Any]:
-        """
-        :param env: the environments
-        :return: further inputs of ``act`` for the next step, by name, which the rollout buffer's ``add`` gets, too
-        """
-        return {}
-
-    def act(self, observations: PyTorchObs, **inputs: Any) -> tuple[th.Tensor, th.Tensor, th.Tensor]:
-        """
-        Choose actions while a rollout is collected.
-
-        :param observations: the latest observations, (n_envs, ...)
-        :param inputs: see ``step_inputs``
-        :return: actions, (n_envs, ...); V(s), (n_envs, 1); log π(a|s), (n_envs,)
-        """
-        compiled = None if self.session is None or inputs else self.session.acting_policy
-        return (compiled or self.policy)(observations, **inputs)
-
-    def after_environment_step(self) -> None:
-        """Update the model after an environment step, unless a callback has stopped the run."""
-
-    def next_values(
-        self, observations: PyTorchObs, episode_starts: np.ndarray, env: int | None = None, memory: np.ndarray | None = None
-    ) -> th.Tensor:
-        """
-        Compute the values of the observations after the latest step.
-
-        :param observations: (B, ...)
-        :param episode_starts: whether they begin an episode, (B,)
-        :param env: index of the environment that the observations are from. None: they are from all environments
-        :param memory: from ``memory``. None: the current one
-        :return: V, (B, 1); for vector rewards (B, K)
-        """
-        return self.policy.predict_values(observations)
-
-    def memory(self) -> np.ndarray | None:
-        """
-        :return: the policy's memory before the next step, (n_envs, ...), for ``next_values`` of older observations; None
-            for policies without memory
-        """
-        return None
-
-    # ---- rollouts ----
-
-    def latest_rollout(self) -> Rollout:
-        """Return a copy of the rollout that was collected."""
-        return Rollout.of(self.rollout_buffer, self.rollout_end)
-
-    @property
-    def policy_keys(self) -> tuple[str, ...]:
-        """Names of a rollout's arrays that minibatches of the policy phase have."""
-        of_prior = () if self.prior is None else ("prior",)
-        return (*POLICY_KEYS, *self.policy.input_keys, *of_prior, *self.objective.policy_keys)
-
-    @property
-    def aux_keys(self) -> tuple[str, ...]:
-        """Names of a rollout's arrays that the auxiliary phase keeps."""
-        return ("observations", "targets", *self.policy.input_keys, *self.objective.aux_keys)
-
-    def rollout_template(self) -> Rollout:
-        """Return a rollout with the shapes and types of collected ones, without the objective's extras."""
-        values = next(self.policy.value_net.parameters()).new_zeros(self.n_envs, self.n_reward_components or 1, device="cpu")
-        observations = smallest_observations(self.rollout_buffer, self.n_envs)
-        end = RolloutEnd(observations, values.squeeze(1).numpy(), np.zeros(self.n_envs, dtype=bool), self.memory())
-        with patch.object(self, "rollout_end", end):
-            rollout = self.latest_rollout()
-        if isinstance(self.prior, Prior):
-            rollout.arrays["prior"] = np.zeros((self.n_envs, self.n_steps, self.prior.n_parameters), np.float32)
-        return rollout
 
     # ---- SB3's training loop ----
 
@@ -506,6 +302,8 @@ class PhasicAlgorithm(OnPolicyAlgorithm):
         """
         self._fitting_micro_batch_size = None
         with training(self, callback, total_timesteps, reset_num_timesteps):
+            if self.prior == SELF:
+                self.set_prior(SELF)
             name = tb_log_name or type(self).__name__
             super().learn(total_timesteps, callback, log_interval, name, reset_num_timesteps, progress_bar)
             if log_interval is not None and self.logger.name_to_value:
@@ -643,15 +441,7 @@ class PhasicAlgorithm(OnPolicyAlgorithm):
     # ---- arguments ----
 
     def check_arguments(self) -> None:
-        """Refuse arguments that cannot work: before the model is made, when it is complete, and before it learns."""
         check_arguments(self)
-
-    def n_kept_rollouts(self) -> tuple[int, int]:
-        """
-        Return the number of rollouts in the auxiliary buffer, and the number in the replay for later updates. For a model that
-        was loaded without its rollouts, these are the numbers that it had when it was saved.
-        """
-        return self._missing_rollouts or (len(self.aux_buffer), self.replay.n_stored)
 
     # ---- files ----
 
@@ -758,28 +548,6 @@ class PhasicAlgorithm(OnPolicyAlgorithm):
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for a copy or a pickle, without the session (it ends with ``learn``) and compiled functions."""
         return {name: value for name, value in vars(self).items() if name != "compiled_training"} | {"session": None}
-
-    def begin_compiled_training(self, total_timesteps: float, reset_num_timesteps: bool = True) -> None:
-        """Decide whether a run of ``learn`` is compiled, see ``CompiledTraining.begin``."""
-        n_epochs, n_samples = self.n_epochs + (self.n_value_epochs or 0), total_timesteps / n_processes()
-        steps_per_sample = n_epochs / self.batch_size + self.n_aux_epochs / self.aux_samples_per_batch()
-        earlier = None if reset_num_timesteps else self._compiles_updates
-        self.compiled_training.begin(
-            self.compile_updates,
-            self.policy,
-            self.objective,
-            n_samples * steps_per_sample,
-            n_samples * (n_epochs + self.n_aux_epochs),
-            earlier,
-            self.verbose,
-        )
-        if earlier is None:
-            self._compiles_updates = self.compiled_training.is_enabled
-
-    @cached_property
-    def compiled_training(self) -> CompiledTraining:
-        """Functions that torch has compiled for this model."""
-        return CompiledTraining()
 
     def _excluded_save_params(self) -> list[str]:
         of_training = ("rollout_end", "session", "compiled_training", "_fitting_micro_batch_size")

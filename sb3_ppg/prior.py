@@ -18,8 +18,8 @@ from sb3_ppg.arrays import map_arrays, n_samples
 from sb3_ppg.buffers.rollouts import Observations, smallest_observations
 from sb3_ppg.environments.watched import only_normalizer, statistics
 from sb3_ppg.errors import ArgumentError
+from sb3_ppg.phasic_interface import PhasicInterface
 from sb3_ppg.policies.mlp import LATEST
-from sb3_ppg.protocols import PhasicModel
 
 SELF = "self"  # as a value of the argument `prior`: the model's own policy when it begins to learn
 NOT_SHARED = "not shared"  # as a value of the argument `prior` in files on the Hub, which do not hold the prior of a model
@@ -38,7 +38,7 @@ class Prior:
     :raises ArgumentError: for an agent with another kind of action distribution or other spaces
     """
 
-    def __init__(self, agent: Any, model: PhasicModel):
+    def __init__(self, agent: Any, model: PhasicInterface):
         self.name = type(agent).__name__
         if not hasattr(getattr(agent, "policy", None), "get_distribution"):
             remedy = "use a PPG, a PPO, or another algorithm with an action distribution like the model's"
@@ -60,7 +60,7 @@ class Prior:
         """True if the policy has LSTMs."""
         return hasattr(self.policy, "lstm_actor")
 
-    def before_step(self, model: PhasicModel, env: VecEnv, rollout_buffer: Any, inputs: dict[str, Any]) -> None:
+    def before_step(self, model: PhasicInterface, env: VecEnv, rollout_buffer: Any, inputs: dict[str, Any]) -> None:
         """
         Look at the latest observations while a rollout is collected. At its end, the buffer has an array ``prior``,
         (n_steps, n_envs, P): the parameters of π_prior(.|s). Without LSTMs, many steps share a forward pass.

@@ -17,6 +17,7 @@ from sb3_ppg.arguments import check_values
 from sb3_ppg.arrays import map_arrays
 from sb3_ppg.buffers.memory import available_memory
 from sb3_ppg.buffers.rollouts import Rollout, batches, n_bytes
+from sb3_ppg.distributed import n_local_processes
 from sb3_ppg.errors import ArgumentError
 
 
@@ -140,6 +141,22 @@ class AuxBuffer:
             return available_memory()
         self._new_file().close()
         return shutil.disk_usage(self.path).free
+
+    def check_room(self, rollout: Rollout, n_rollouts: int) -> None:
+        """
+        Refuse to begin if the memory, or the disk, cannot hold so many further rollouts like this one.
+
+        :raises ArgumentError: with the sizes, and what to do
+        """
+        needed, available = n_rollouts * n_bytes(rollout.arrays) * n_local_processes(), self.available_bytes()
+        place, remedy = "memory", "keep them on a disk, aux_buffer_kwargs=dict(storage='mmap', path=folder)"
+        if self.storage == "mmap":
+            place, remedy = f"the disk of {self.path}", "use another disk, aux_buffer_kwargs=dict(path=...)"
+        if needed > available:
+            raise ArgumentError(
+                f"The observations of a phase take {needed:,} more bytes, but only {available:,} are available in {place}: "
+                f"reduce `n_policy_iterations`, `n_steps` or the number of environments, or {remedy}"
+            )
 
     # ---- the auxiliary phase ----
 

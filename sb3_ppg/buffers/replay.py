@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 
 from sb3_ppg.arguments import check_values
-from sb3_ppg.buffers.rollouts import Kind, Rollout, batches
+from sb3_ppg.buffers.memory import available_memory
+from sb3_ppg.buffers.rollouts import Kind, Rollout, batches, n_bytes
+from sb3_ppg.distributed import n_local_processes
 
 KINDS: tuple[Kind, ...] = ("policy", "value")
 
@@ -54,6 +56,17 @@ class RolloutReplay:
     def n_stored(self) -> int:
         """The number of rollouts that a resumed run needs: none, if each is used only in its own update."""
         return len(self.rollouts) if self.capacity > 1 else 0
+
+    def shortage(self, rollout: Rollout) -> str:
+        """Return how much memory the observations of further rollouts like this one lack; empty if there is enough."""
+        available = available_memory()
+        needed = (self.capacity - len(self.rollouts)) * n_bytes(rollout.arrays["observations"]) * n_local_processes()
+        if self.capacity == 1 or needed <= available:
+            return ""
+        return (
+            f"the observations of {self.capacity} rollouts take {needed:,} more bytes, but only {available:,} are available "
+            "in memory; use fewer, or smaller ones"
+        )
 
     @contextmanager
     def learning_from(self, latest: Rollout) -> Iterator[None]:

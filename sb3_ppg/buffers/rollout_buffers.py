@@ -13,7 +13,6 @@ from sb3_ppg.distributed import explained_variance, moments, n_processes
 from sb3_ppg.errors import ArgumentError, NonFiniteError
 from sb3_ppg.policies import PhasicActorCriticPolicy
 from sb3_ppg.policies.lstm import pack_states
-from sb3_ppg.protocols import PhasicModel
 
 # ---- normalized rewards ----
 
@@ -176,19 +175,9 @@ class VectorRewardBuffer(RolloutBuffer):
         )
 
 
-def with_vector_rewards(model: PhasicModel) -> tuple[Any, dict[str, Any], dict[str, Any]]:
-    """
-    Return class and keyword arguments of a model's rollout buffer, and keyword arguments of its policy, for vector rewards if
-    the model has ``reward_weights``.
-    """
-    cls: Any = model.rollout_buffer_class
-    n_components = model.n_reward_components
-    if n_components is None:
-        return cls, model.rollout_buffer_kwargs, model.policy_kwargs
-    vector_class = type(f"Vector{cls.__name__}", (VectorRewardBuffer, cls), {})
-    of_buffer = dict(n_components=n_components, reward_weights=model.reward_weights)
-    of_policy = dict(n_reward_components=n_components)
-    return vector_class, model.rollout_buffer_kwargs | of_buffer, model.policy_kwargs | of_policy
+def with_vector_rewards(rollout_buffer_class: Any) -> Any:
+    """Return a class of rollout buffers derived from this one, for vector rewards."""
+    return type(f"Vector{rollout_buffer_class.__name__}", (VectorRewardBuffer, rollout_buffer_class), {})
 
 
 def component_summary(rollout: Rollout, policy: PhasicActorCriticPolicy) -> dict[str, float]:

@@ -144,7 +144,7 @@ class BCQ(OffPolicyAlgorithm):
             self._setup_model()
 
     def _setup_model(self) -> None:
-        check_arguments(self)  # type: ignore[arg-type]
+        check_arguments(self)
         require(self, np.ndim(self.gamma) == 0, "gamma", "use one number: recorded data has one reward for each step")
         remedy = "SB3 has no n-step buffer for dictionaries of observations; use 1"
         require(self, self.n_steps == 1 or not isinstance(self.observation_space, spaces.Dict), "n_steps", remedy)

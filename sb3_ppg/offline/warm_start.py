@@ -21,12 +21,12 @@ from sb3_ppg.losses import Losses
 from sb3_ppg.offline.data import Dataset, fit_normalizers, load_dataset
 from sb3_ppg.optim.update import mean_losses, optimize_epoch
 from sb3_ppg.optim.value_units import change_value_units
+from sb3_ppg.phasic_interface import PhasicInterface
 from sb3_ppg.policies import head_loss
 from sb3_ppg.prior import AT_ONCE, Prior
-from sb3_ppg.protocols import PhasicModel
 
 
-def fit_to_data(model: PhasicModel, dataset: Any, agent: Any, n_epochs: int, batch_size: int, fit_std: bool) -> None:
+def fit_to_data(model: PhasicInterface, dataset: Any, agent: Any, n_epochs: int, batch_size: int, fit_std: bool) -> None:
     """Fit a model to recorded data, with the arguments and errors of ``PPG.warm_start``."""
     check_values(n_epochs=n_epochs, batch_size=batch_size)
     _check_model(model)
@@ -77,7 +77,7 @@ def fit_to_data(model: PhasicModel, dataset: Any, agent: Any, n_epochs: int, bat
         log_std.requires_grad_(was_fitted)
 
 
-def _check_model(model: PhasicModel) -> None:
+def _check_model(model: PhasicInterface) -> None:
     """Raise ``ArgumentError`` for a model that recorded data is not for."""
     if model.policy.input_keys or model.n_reward_components is not None or n_processes() > 1:
         raise ArgumentError("`warm_start` is for one process, scalar rewards, and algorithms without memory and masks")
@@ -95,7 +95,7 @@ def _normalized(model: Any, data: Dataset) -> Dataset:
     return replace(data, observations=now, next_observations=following, rewards=rewards)
 
 
-def _losses(model: PhasicModel, batch: Any) -> Losses:
+def _losses(model: PhasicInterface, batch: Any) -> Losses:
     """
     Return the losses of the auxiliary phase, L^aux + β_clone L^clone + L^value, where L^clone is -E[log π(a|s)] of the data's
     actions or, with an agent's distribution, E[KL(π_agent, π)].
@@ -114,7 +114,7 @@ def _losses(model: PhasicModel, batch: Any) -> Losses:
     return Losses(total, {name: clone, "aux_value_loss": aux_value_loss, "value_loss": value_loss})
 
 
-def _value_targets(model: PhasicModel, data: Dataset) -> np.ndarray:
+def _value_targets(model: PhasicInterface, data: Dataset) -> np.ndarray:
     """Return the discounted returns, which the current value function completes where episodes were cut off, (N,)."""
     policy: Any = model.policy
     policy.set_training_mode(False)

@@ -17,11 +17,11 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
+from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.save_util import open_path
 
 from sb3_ppg.arguments import argument_names
 from sb3_ppg.errors import ModelFormatError, nearest, raised_as, warn
-from sb3_ppg.protocols import PhasicModel
 
 FORMAT_VERSION = 1  # of models
 SAVED_BY = "_saved_by"  # attribute in the file: the version of its format, and the writer's `_class_names`
@@ -101,7 +101,7 @@ def _class_names(cls: type) -> list[str]:
     return [base.__name__ for base in cls.__mro__[: n_above + 1]]
 
 
-def mark_class(model: PhasicModel) -> None:
+def mark_class(model: BaseAlgorithm) -> None:
     """Give a model the attribute by which ``checked_model_file`` knows the class that saved a file."""
     vars(model)[SAVED_BY] = [FORMAT_VERSION, *_class_names(type(model))]
 

@@ -13,14 +13,13 @@ import numpy as np
 import torch as th
 from stable_baselines3.common.running_mean_std import RunningMeanStd
 
-from sb3_ppg.buffers.memory import check_room
 from sb3_ppg.buffers.replay import KINDS
 from sb3_ppg.buffers.rollout_buffers import NormalizedRewardRolloutBuffer
 from sb3_ppg.buffers.rollouts import Rollout
 from sb3_ppg.distributed import rank_and_size
 from sb3_ppg.environments.watched import all_statistics
 from sb3_ppg.errors import ArgumentError, ModelFormatError, NonFiniteError, raised_as, warn
-from sb3_ppg.protocols import COUNTERS, PhasicModel
+from sb3_ppg.phasic_interface import COUNTERS, PhasicInterface
 from sb3_ppg.saving.files import atomic_writes
 
 FORMAT_VERSION = 1
@@ -42,7 +41,7 @@ def files_of_processes(path: Path) -> list[Path]:
 # ---- writing ----
 
 
-def save_training_state(model: PhasicModel, path: Path) -> None:
+def save_training_state(model: PhasicInterface, path: Path) -> None:
     """Write a file of arrays and a text in JSON, with the arguments and errors of ``PPG.save_aux_buffer``."""
     n_stored, n_replayed = model.n_kept_rollouts()
     if (n_stored, n_replayed) != (len(model.aux_buffer), model.replay.n_stored):
@@ -56,7 +55,7 @@ def save_training_state(model: PhasicModel, path: Path) -> None:
         write_training_state(model, temporary)
 
 
-def write_training_state(model: PhasicModel, path: Path) -> None:
+def write_training_state(model: PhasicInterface, path: Path) -> None:
     """Write the file of ``save_training_state`` without its checks; an error leaves it half-written."""
     description = {
         "version": FORMAT_VERSION,
@@ -70,7 +69,7 @@ def write_training_state(model: PhasicModel, path: Path) -> None:
         np.savez(file, description=np.frombuffer(text.encode(), dtype=np.uint8), **_arrays(model))  # type: ignore[arg-type]
 
 
-def first_non_finite(model: PhasicModel) -> str | None:
+def first_non_finite(model: PhasicInterface) -> str | None:
     """Return a message if a number in weights, optimizers, statistics or stored rollouts is NaN or infinite."""
     numbers = {**_flat(model.get_parameters()), **_arrays(model)}
     if model.allow_nonfinite_observations:
@@ -86,7 +85,7 @@ def _is_finite(value: Any) -> bool:
     return not isinstance(value, np.ndarray) or value.dtype.kind != "f" or bool(np.isfinite(value).all())
 
 
-def _identity(model: PhasicModel, same_processes: bool = True) -> dict[str, Any]:
+def _identity(model: PhasicInterface, same_processes: bool = True) -> dict[str, Any]:
     """Properties that a file shares with its model; a file of another number of processes shares fewer."""
     number, size = rank_and_size()
     return {
@@ -100,7 +99,7 @@ def _identity(model: PhasicModel, same_processes: bool = True) -> dict[str, Any]
     }
 
 
-def _arrays(model: PhasicModel) -> dict[str, np.ndarray]:
+def _arrays(model: PhasicInterface) -> dict[str, np.ndarray]:
     """Arrays of the file, by name."""
     buffer, replay = model.aux_buffer, model.replay
     return _flat(
@@ -127,7 +126,7 @@ def _flat(tree: Any, name: str = "") -> dict[str, Any]:
 # ---- reading ----
 
 
-def load_training_state(model: PhasicModel, path: Path) -> None:
+def load_training_state(model: PhasicInterface, path: Path) -> None:
     """
     Restore what ``save_training_state`` wrote, with the arguments and errors of ``PPG.load_aux_buffer``: read and check
     everything, then put it in place. From another number of processes, it is only the statistics.
@@ -147,9 +146,9 @@ def load_training_state(model: PhasicModel, path: Path) -> None:
         aux_buffer, replayed = model.aux_buffer.emptied(), []
         if same_processes:
             n_stored, _ = model.n_kept_rollouts()
-            check_room(model, n_stored)
             like, allowed = model.rollout_template(), model.allow_nonfinite_observations
             kept = like.kept(name for name in model.aux_keys if name in like.arrays)
+            aux_buffer.check_room(kept, n_stored)
             for index in range(n_stored):  # one after the other: only a disk may have room for all
                 aux_buffer.add(_read_rollout(archive, f"rollouts/{index}", kept, model.aux_keys, allowed))
             aux_buffer.progress = description["progress_of_rollouts"]
@@ -177,7 +176,7 @@ def _check_identity(path: Path, description: dict[str, Any], wanted: dict[str, A
             raise ModelFormatError(f"{path} does not belong to this model: its {what} is {is_value}")
 
 
-def _replayed(model: PhasicModel, path: Path, archive: Any, uses: list[list[int]]) -> list[Rollout]:
+def _replayed(model: PhasicInterface, path: Path, archive: Any, uses: list[list[int]]) -> list[Rollout]:
     if not uses:
         return []
     if model.replay.capacity == 1 or len(uses) > model.replay.capacity:

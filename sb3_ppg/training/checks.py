@@ -18,14 +18,14 @@ from sb3_ppg.buffers.rollouts import NAMES, Rollout, RolloutEnd, has_own_samples
 from sb3_ppg.environments.watched import normalizers, only_normalizer
 from sb3_ppg.errors import ArgumentError, warn
 from sb3_ppg.objectives import Objective, objective_name
+from sb3_ppg.phasic_interface import PhasicInterface
 from sb3_ppg.policies import PhasicActorCriticPolicy, VectorValueHead
 from sb3_ppg.policies.extractors import looks_at_the_batch
-from sb3_ppg.protocols import PhasicModel
 
 COMPOSED = (spaces.Tuple, spaces.Dict, spaces.Sequence, spaces.Graph, spaces.Text, spaces.OneOf)  # of other spaces or lengths
 
 
-def check_policy_class(policy: Any, algorithm: type[PhasicModel]) -> None:
+def check_policy_class(policy: Any, algorithm: type[PhasicInterface]) -> None:
     """Refuse a policy that is neither a known name nor a class for this algorithm."""
     names, base = ", ".join(map(repr, algorithm.policy_aliases)), next(iter(algorithm.policy_aliases.values()))
     is_class = isinstance(policy, type) and issubclass(policy, base)
@@ -64,7 +64,7 @@ def check_environment(env: Any) -> None:
         raise NotImplementedError(f"{space} observations are not supported (nested, or of varying size): {remedy}")
 
 
-def check_arguments(model: PhasicModel) -> None:
+def check_arguments(model: PhasicInterface) -> None:
     """Refuse arguments that cannot work, alone or together; the model has its environment."""
     check_each(model)
     remedy = "nothing would hold the policy near the one that collected the data; set `kl_coef` above 0, or a clip range"
@@ -89,7 +89,7 @@ def check_arguments(model: PhasicModel) -> None:
         check_objective(model)
 
 
-def check_networks(model: PhasicModel) -> None:
+def check_networks(model: PhasicInterface) -> None:
     """Refuse arguments that the networks cannot work with."""
     splits = isinstance(model.micro_batch_size, int)
     remedy = "batch normalization of micro-batches differs from that of their minibatch; use None"
@@ -107,7 +107,7 @@ def check_networks(model: PhasicModel) -> None:
     require(model, works, "normalize_value_targets", remedy)
 
 
-def check_fine_tuning(model: PhasicModel) -> None:
+def check_fine_tuning(model: PhasicInterface) -> None:
     """Refuse a prior or a warm-up of the value function that the environments, the rollout buffer or the networks rule out."""
     if model.prior is not None:
         normalizer = None if model.env is None else only_normalizer(model.env)
@@ -131,7 +131,7 @@ def value_loss_moves_policy(policy: PhasicActorCriticPolicy, observations: PyTor
     return any(both[0] is not None and both[1] is not None for both in zip(*reached, strict=True))
 
 
-def check_objective(model: PhasicModel) -> None:
+def check_objective(model: PhasicInterface) -> None:
     """Refuse arguments that the objective cannot work with."""
     cls = type(model.objective)
     remedy = "it overrides `get` or `_get_samples`, which nothing calls; use one without, see docs/extending.md"
@@ -150,7 +150,7 @@ def check_objective(model: PhasicModel) -> None:
     model.objective.check(model.policy, arguments_of(model))
 
 
-def check_rollout(model: PhasicModel, rollout: Rollout) -> None:
+def check_rollout(model: PhasicInterface, rollout: Rollout) -> None:
     """Refuse a rollout from elsewhere without its end if something needs it."""
     is_needed = model.objective.needs_rollout_end or model.replay.capacity > 1 or model.recompute_advantages
     if is_needed and "last_dones" not in rollout.arrays:
@@ -170,7 +170,7 @@ def check_extras(objective: Objective, extras: Iterable[str], own: Collection[st
         )
 
 
-def warn_of_unlikely_arguments(model: PhasicModel) -> None:
+def warn_of_unlikely_arguments(model: PhasicInterface) -> None:
     """Warn of arguments that work, but are surely not meant."""
     rollout_size = model.n_steps * model.n_envs
     if rollout_size % model.batch_size > 0:
@@ -189,7 +189,7 @@ def warn_of_unlikely_arguments(model: PhasicModel) -> None:
             )
 
 
-def check_vector_rewards(model: PhasicModel) -> None:
+def check_vector_rewards(model: PhasicInterface) -> None:
     """Refuse arguments for vector rewards that do not fit each other or the environments."""
     weights, space = model.reward_weights, model.observation_space
     entry = space.spaces.get("weights") if isinstance(space, spaces.Dict) else None
@@ -221,7 +221,7 @@ def check_vector_rewards(model: PhasicModel) -> None:
         require(model, weights != "observation" or not is_normalized, "reward_weights", remedy)
 
 
-def check_replay(model: PhasicModel) -> None:
+def check_replay(model: PhasicInterface) -> None:
     """Refuse ``replay_kwargs`` whose rollouts the epochs cannot use, or whose advantages cannot be recomputed."""
     replay, buffer = model.replay, model.rollout_buffer
     remedy = (
@@ -241,7 +241,7 @@ def check_replay(model: PhasicModel) -> None:
     require(model, model.batch_size >= n_rollouts, "batch_size", remedy)
 
 
-def warn_of_missing_rollouts(model: PhasicModel) -> None:
+def warn_of_missing_rollouts(model: PhasicInterface) -> None:
     """Warn if a model no longer has the rollouts that it had."""
     (stored, replayed), kept = model.n_kept_rollouts(), model.aux_buffer.capacity
     if model.n_aux_epochs > 0 and stored > len(model.aux_buffer):
@@ -251,7 +251,7 @@ def warn_of_missing_rollouts(model: PhasicModel) -> None:
         warn(f"The policy phase continues with new rollouts, without the {replayed} that it would have learned from again")
 
 
-def warn_of_stale_data(model: PhasicModel) -> None:
+def warn_of_stale_data(model: PhasicInterface) -> None:
     """Warn if the policy learns from rollouts of older policies and the objective does not correct for it."""
     is_old = model.replay.n_rollouts["policy"] > 1 or model.replay.staleness > 0
     if is_old and not model.objective.corrects_for_staleness:
@@ -262,7 +262,7 @@ def warn_of_stale_data(model: PhasicModel) -> None:
         )
 
 
-def check_auxiliary_batches(model: PhasicModel) -> None:
+def check_auxiliary_batches(model: PhasicInterface) -> None:
     """Refuse an ``aux_batch_size`` that the auxiliary phase cannot have."""
     if model.n_aux_epochs == 0 or model.aux_batch_size is None:
         return

@@ -26,12 +26,12 @@ from sb3_ppg.buffers.rollouts import (
 from sb3_ppg.distributed import n_processes
 from sb3_ppg.environments.watched import CheckedSteps
 from sb3_ppg.errors import ArgumentError, NonFiniteActionError, warn
-from sb3_ppg.protocols import PhasicModel
+from sb3_ppg.phasic_interface import PhasicInterface
 from sb3_ppg.saving.training_state import generators_kept
 
 
 def take_steps(
-    model: PhasicModel, env: VecEnv, callback: BaseCallback, rollout_buffer: RolloutBuffer, n_rollout_steps: int
+    model: PhasicInterface, env: VecEnv, callback: BaseCallback, rollout_buffer: RolloutBuffer, n_rollout_steps: int
 ) -> tuple[Any, th.Tensor, np.ndarray] | None:
     """
     Fill a rollout buffer. Local variables have the names that SB3's callbacks use.
@@ -95,7 +95,7 @@ def take_steps(
 
 @unvalidated_distributions()
 def _finite_act(
-    model: PhasicModel, observations: PyTorchObs, inputs: dict[str, Any]
+    model: PhasicInterface, observations: PyTorchObs, inputs: dict[str, Any]
 ) -> tuple[th.Tensor, th.Tensor, th.Tensor]:
     """Act, and check the result once instead of the arguments of each distribution."""
     message = "The policy gives actions or values that are NaN or infinite, from observations that are finite"
@@ -114,7 +114,7 @@ def _finite_act(
 
 
 def _bootstrapped(
-    model: PhasicModel, rewards: np.ndarray, dones: np.ndarray, infos: list[dict[str, Any]], rollout_buffer: RolloutBuffer
+    model: PhasicInterface, rewards: np.ndarray, dones: np.ndarray, infos: list[dict[str, Any]], rollout_buffer: RolloutBuffer
 ) -> np.ndarray:
     """
     Return rewards, (n_envs,), with γ V(last observation) added to the last reward of an episode that a time limit ended. A
@@ -149,7 +149,7 @@ def as_stored(rollout_buffer: RolloutBuffer, observations: Any) -> Observations:
 LARGEST_DIFFERENCE = 0.1
 
 
-def check_log_probs(model: PhasicModel, rollout_buffer: RolloutBuffer) -> None:
+def check_log_probs(model: PhasicInterface, rollout_buffer: RolloutBuffer) -> None:
     """
     Refuse a policy that acted with another log π(a|s) than the losses compute for its latest actions. If the reason is that
     its networks are random, warn.

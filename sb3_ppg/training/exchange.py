@@ -14,7 +14,7 @@ from sb3_ppg.buffers.rollout_buffers import NormalizedRewardRolloutBuffer
 from sb3_ppg.distributed import broadcast, gather, gpu_name, n_processes, rank, require_equal, seed_apart
 from sb3_ppg.environments.watched import all_statistics
 from sb3_ppg.errors import ArgumentError
-from sb3_ppg.protocols import COUNTERS, PhasicModel
+from sb3_ppg.phasic_interface import COUNTERS, PhasicInterface
 
 # Arguments that may differ between processes
 OWN = ("policy", "env", "tensorboard_log", "verbose", "device", "aux_buffer_kwargs", "_init_setup_model")
@@ -22,7 +22,7 @@ End = TypeVar("End")
 Moments = tuple[np.ndarray, np.ndarray, float]  # mean, variance and count
 
 
-def start_together(model: PhasicModel, settings: dict[str, Any]) -> None:
+def start_together(model: PhasicInterface, settings: dict[str, Any]) -> None:
     """Compare the settings of all processes, give them the state of process 0, and separate their random generators."""
     if n_processes() > 1:
         require_equal({**_settings(model), **settings})
@@ -34,7 +34,7 @@ def start_together(model: PhasicModel, settings: dict[str, Any]) -> None:
         seed_apart(model.device)
 
 
-def _settings(model: PhasicModel) -> dict[str, Any]:
+def _settings(model: PhasicInterface) -> dict[str, Any]:
     """Return everything that gradients depend on apart from weights and data, by the names that users know."""
     policy, env = model.policy, model.get_env()
     assert env is not None
@@ -53,7 +53,7 @@ def _settings(model: PhasicModel) -> dict[str, Any]:
     }
 
 
-def _share_state(model: PhasicModel) -> None:
+def _share_state(model: PhasicInterface) -> None:
     """Copy weights, optimizers and statistics of observations and rewards from process 0."""
     running = list(all_statistics(model.env).values())
     if isinstance(model.rollout_buffer, NormalizedRewardRolloutBuffer):
@@ -80,7 +80,7 @@ class _Report(NamedTuple):
 class RolloutExchange:
     """Merges the processes' counters, recent episodes and ``VecNormalize`` statistics after each rollout."""
 
-    def __init__(self, model: PhasicModel):
+    def __init__(self, model: PhasicInterface):
         self.model = model
         self._running = list(all_statistics(model.env).values()) if n_processes() > 1 else []
         self._merged = [_moments(rms) for rms in self._running]

@@ -12,7 +12,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.type_aliases import MaybeCallback
 from stable_baselines3.common.vec_env import VecEnvWrapper
 
-from sb3_ppg.buffers.memory import check_room, check_room_for_replay
+from sb3_ppg.arguments import require
 from sb3_ppg.distributed import check_group, gather, leave_group, n_processes, rank
 from sb3_ppg.environments.watched import all_statistics, innermost, results_explained, workers_watched
 from sb3_ppg.errors import (
@@ -25,8 +25,8 @@ from sb3_ppg.errors import (
     warn,
 )
 from sb3_ppg.optim.compiled import CompiledPolicy
-from sb3_ppg.prior import NOT_SHARED, SELF
-from sb3_ppg.protocols import PhasicModel
+from sb3_ppg.phasic_interface import PhasicInterface
+from sb3_ppg.prior import NOT_SHARED
 from sb3_ppg.saving.checkpoints import check_checkpoint_callbacks, checkpoint_callbacks
 from sb3_ppg.training.checks import warn_of_missing_rollouts, warn_of_stale_data
 from sb3_ppg.training.exchange import RolloutExchange, start_together
@@ -40,7 +40,7 @@ class Session:
     has_checked_log_probs: bool = False  # of the first rollout
     acting_policy: CompiledPolicy | None = None  # of the current rollout, if it is compiled
 
-    def __init__(self, model: PhasicModel):
+    def __init__(self, model: PhasicInterface):
         self.exchange = RolloutExchange(model)
 
     def agreed_end(self) -> int | None:
@@ -49,7 +49,9 @@ class Session:
 
 
 @contextmanager
-def training(model: PhasicModel, callback: MaybeCallback, total_timesteps: float, reset_num_timesteps: bool) -> Iterator[None]:
+def training(
+    model: PhasicInterface, callback: MaybeCallback, total_timesteps: float, reset_num_timesteps: bool
+) -> Iterator[None]:
     """
     Guard a run of ``learn``, in which the model has a ``session``. After a ``NonFiniteError`` or a ``WorkerError`` in a single
     process, callbacks are told that the run has ended.
@@ -67,8 +69,6 @@ def training(model: PhasicModel, callback: MaybeCallback, total_timesteps: float
             "PhasicCheckpointCallback": [one.settings() for one in checkpoint_callbacks(callback)],
         }
         start_together(model, settings)
-        if model.prior == SELF:
-            model.set_prior(SELF)
         model.session = Session(model)
         model.begin_compiled_training(total_timesteps, reset_num_timesteps)
         with (
@@ -86,7 +86,7 @@ def training(model: PhasicModel, callback: MaybeCallback, total_timesteps: float
         model.session = None
 
 
-def _clean_up(model: PhasicModel, callback: MaybeCallback, error: BaseException) -> None:
+def _clean_up(model: PhasicInterface, callback: MaybeCallback, error: BaseException) -> None:
     """Leave model and callbacks in a state from which they can continue, and let the other processes of a group end."""
     if isinstance(error, NonFiniteEnvironmentError):
         model._last_obs = None  # the environments have moved on, so they are reset
@@ -134,7 +134,7 @@ def _signals_noted(session: Session, callback: MaybeCallback) -> Iterator[None]:
 # ---- before the first step ----
 
 
-def _prepare(model: PhasicModel, total_timesteps: float, reset_num_timesteps: bool) -> None:
+def _prepare(model: PhasicInterface, total_timesteps: float, reset_num_timesteps: bool) -> None:
     """Check the set-up before the first step, and warn of settings that are surely unintended."""
     if rank() > 0:
         model.verbose = 0
@@ -153,8 +153,12 @@ def _prepare(model: PhasicModel, total_timesteps: float, reset_num_timesteps: bo
         model._missing_rollouts = model.n_kept_rollouts()
         model.aux_buffer.reset()
         model.replay.rollouts = []
-    check_room(model, (model.aux_buffer.capacity or model.n_policy_iterations) - len(model.aux_buffer))
-    check_room_for_replay(model)
+    template, aux_buffer = model.rollout_template(), model.aux_buffer
+    if model.n_aux_epochs > 0:
+        n_missing = (aux_buffer.capacity or model.n_policy_iterations) - len(aux_buffer)
+        aux_buffer.check_room(template.kept(name for name in model.aux_keys if name in template.arrays), n_missing)
+    shortage = model.replay.shortage(template)
+    require(model, not shortage, "replay_kwargs", shortage)
     warn_of_missing_rollouts(model)
     model._missing_rollouts = None
     _report_phases(model, total_timesteps, 0 if reset_num_timesteps else model.num_timesteps)
@@ -167,7 +171,7 @@ def _prepare(model: PhasicModel, total_timesteps: float, reset_num_timesteps: bo
         )
 
 
-def _report_phases(model: PhasicModel, total_timesteps: float, n_before: int) -> None:
+def _report_phases(model: PhasicInterface, total_timesteps: float, n_before: int) -> None:
     """Print the number of phases in a run after ``n_before`` steps, and warn if the model then has fewer than three in all."""
     if model.n_aux_epochs == 0 or math.isinf(total_timesteps):  # a callback ends it
         return
@@ -190,7 +194,7 @@ def _report_phases(model: PhasicModel, total_timesteps: float, n_before: int) ->
         )
 
 
-def _warn_of_rate_zero(model: PhasicModel, total_timesteps: float) -> None:
+def _warn_of_rate_zero(model: PhasicInterface, total_timesteps: float) -> None:
     """Warn before the first of consecutive runs of one rollout, for which a schedule that ends at 0 gives a rate of 0."""
     rollout, previous = model.n_steps * model.n_envs * n_processes(), model.num_timesteps - model._num_timesteps_at_start
     if total_timesteps <= rollout != previous and model.lr_schedule(0.0) == 0 < model.lr_schedule(1.0):
