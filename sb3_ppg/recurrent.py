@@ -64,8 +64,7 @@ class RecurrentPPG(PPG):
     rollout_buffer: SequenceRolloutBuffer
     _last_lstm_states: RNNStates  # before the next step
     _next_lstm_states: RNNStates  # after the next step, once the policy has acted
-    _follows_the_stored_one: bool = False  # whether the latest rollout began where the previous stored one ended
-    _is_learned_from: bool = False  # whether the latest rollout was completed and trained on without an error
+    _n_begun_rollouts: int = 0
 
     def __init__(
         self,
@@ -118,16 +117,11 @@ class RecurrentPPG(PPG):
             )
 
     def _excluded_save_params(self) -> list[str]:
-        of_training = ("_last_lstm_states", "_next_lstm_states", "_follows_the_stored_one", "_is_learned_from")
-        return [*super()._excluded_save_params(), *of_training]
+        return [*super()._excluded_save_params(), "_last_lstm_states", "_next_lstm_states"]
 
     def collect_rollouts(self, *args: Any, **kwargs: Any) -> bool:
-        self._follows_the_stored_one, self._is_learned_from = self._is_learned_from, False
+        self._n_begun_rollouts += 1
         return super().collect_rollouts(*args, **kwargs)
-
-    def train(self) -> None:
-        super().train()
-        self._is_learned_from = True
 
     def auxiliary_phase(self) -> None:
         if self.recompute_states:
@@ -154,7 +148,7 @@ class RecurrentPPG(PPG):
                 pack_states(self.policy.states_after(*self.policy.network_inputs(batch))).cpu().numpy() for batch in of_parts
             ]
             last = np.concatenate(states)
-            if following is not None and following.arrays["goes_on"].all():
+            if following is not None and (following.arrays["number"] == rollout.arrays["number"] + 1).all():
                 following.arrays["lstm_states"][:] = last[:, None]
         return unpack_states(th.as_tensor(last, device=self.device))
 
@@ -186,9 +180,10 @@ class RecurrentPPG(PPG):
 
     @property
     def aux_keys(self) -> tuple[str, ...]:
-        return (*super().aux_keys, "goes_on")
+        return (*super().aux_keys, "number")
 
     def latest_rollout(self) -> Rollout:
         rollout = super().latest_rollout()
-        rollout.arrays["goes_on"] = np.full((self.n_envs, 1), self._follows_the_stored_one)
+        # The rollout that is stored before this one may not be the previous one: that may have failed, or not been stored
+        rollout.arrays["number"] = np.full((self.n_envs, 1), self._n_begun_rollouts)
         return rollout

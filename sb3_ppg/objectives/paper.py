@@ -59,8 +59,8 @@ class Objective(nn.Module):
     parameters, which are saved, shared and restored with the model.
 
     An array ``weights`` of ``extras`` weights each sample's terms in the policy phase if it is one of ``policy_keys``, the
-    value losses of the auxiliary phase if it is one of ``aux_keys``. KL terms, and terms that a relative adds, such as DCPG's
-    distance or DAAC's advantage error, are not weighted.
+    value losses of the auxiliary phase if it is one of ``aux_keys``, where ``aux_weights`` takes its place. KL terms, and
+    terms that a relative adds, such as DCPG's distance or DAAC's advantage error, are not weighted.
 
     :param policy: policy in training, to make networks of matching sizes or copies of it. Do not keep it: each method gets it
     :param dual_clip: see ``losses.policy_gradient_loss``; DI-engine has 3 or 5. None: no dual clipping, as in the paper
@@ -373,4 +373,4 @@ def replays(arguments: Any) -> bool:
 
 def weights_of(batch: Any) -> th.Tensor | None:
     """Return the weights of a minibatch's samples in the losses, (B,); None if there are none."""
-    return getattr(batch, "weights", None)
+    return getattr(batch, "aux_weights", getattr(batch, "weights", None))

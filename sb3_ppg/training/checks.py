@@ -14,7 +14,15 @@ from sb3_ppg.actions import by_leaf
 from sb3_ppg.arguments import FINITE, argument_value, arguments_of, check_value, number, require
 from sb3_ppg.arguments import check_arguments as check_each
 from sb3_ppg.buffers.rollout_buffers import RewardNormalizer
-from sb3_ppg.buffers.rollouts import NAMES, Rollout, RolloutEnd, has_own_samples, is_recomputable, smallest_observations
+from sb3_ppg.buffers.rollouts import (
+    NAMES,
+    POLICY_KEYS,
+    Rollout,
+    RolloutEnd,
+    has_own_samples,
+    is_recomputable,
+    smallest_observations,
+)
 from sb3_ppg.environments.watched import normalizers, only_normalizer
 from sb3_ppg.errors import ArgumentError, warn
 from sb3_ppg.objectives import Objective, objective_name
@@ -136,6 +144,10 @@ def check_objective(model: PhasicInterface) -> None:
     cls = type(model.objective)
     remedy = "it overrides `get` or `_get_samples`, which nothing calls; use one without, see docs/extending.md"
     require(model, not has_own_samples(model.rollout_buffer), "rollout_buffer_class", remedy)
+    inputs = {"observations", "targets", "recorded", *model.policy.input_keys}
+    repeated = ({*model.objective.policy_keys} & {*POLICY_KEYS, *inputs}) | ({*model.objective.aux_keys} & inputs)
+    remedy = f"minibatches have {', '.join(sorted(repeated))} anyway: leave them out of its keys, and rename own data"
+    require(model, not repeated, "objective", remedy)
     of_end = (f"last_{name}" for name in RolloutEnd._fields)
     known = {*(NAMES.get(name, name) for name in vars(model.rollout_buffer)), "prior", *of_end}
     missing = sorted({*model.objective.policy_keys, *model.objective.aux_keys} - known)

@@ -75,7 +75,7 @@ def test_extras_belong_to_their_samples(kind, replay_kwargs):
     assert model.objective.n_seen == 2 * (3 if replay_kwargs is None else 5) * 16
 
 
-NAMED_LIKE_INPUTS = ("action_masks", "episode_starts", "goes_on", "lstm_states")
+NAMED_LIKE_INPUTS = ("action_masks", "episode_starts", "number", "lstm_states")
 
 
 class KeepsZeros(Objective):
@@ -97,9 +97,19 @@ class KeepsZeros(Objective):
         return super().evaluated_losses(policy, evaluation, batch, coefficients)
 
 
+@pytest.mark.parametrize(
+    ("keys", "repeated"),
+    [(dict(aux_keys=("targets",)), "targets"), (dict(policy_keys=("advantages", "observations")), "advantages, observations")],
+)
+def test_what_every_minibatch_has_is_no_key_of_an_objective(keys, repeated):
+    with pytest.raises(ArgumentError, match=f"minibatches have {repeated} anyway"):
+        make_kind("vectors", objective=type("Repeating", (Objective,), keys))
+
+
 @every_kind
 def test_data_with_the_names_of_the_policys_inputs_do_not_replace_them(kind, tmp_path):
-    with pytest.raises(ArgumentError, match=r"has extras under names of the rollout's own arrays: rename .*episode_starts"):
+    refused = r"has extras under names of the rollout's own arrays: rename .*episode_starts|minibatches have .* anyway"
+    with pytest.raises(ArgumentError, match=refused):
         make_kind(kind, objective=KeepsZeros).learn(16)
     kwargs = dict(objective=KeepsZeros, objective_kwargs=dict(prefix="my_"))
     model, other = make_kind(kind, **kwargs).learn(5 * 16), make_kind(kind).learn(5 * 16)
@@ -122,6 +132,8 @@ def test_value_losses_are_clipped_against_the_values_at_collection():
     assert clipped.head_error(*values, batch, 2.0).item() == 1.625
     batch.weights = th.tensor([0.0, 3.0])
     assert clipped.head_error(*values, batch, 2.0).item() == 3 * 1.0 / 2
+    batch.aux_weights = th.tensor([3.0, 0.0])  # of the auxiliary phase
+    assert clipped.head_error(*values, batch, 2.0).item() == 3 * 2.25 / 2
 
 
 @pytest.mark.parametrize(("kind", "objective"), [*zip(WITH_CONTEXT, ["ppg", "decoupled", "ewma"], strict=True)])
