@@ -70,7 +70,8 @@ def split_arrays(tree: Any, sizes: Sequence[int]) -> Sequence[Any]:
     def pieces(leaf: Any) -> list[Any]:
         if not has_samples(leaf):
             return [leaf] * len(sizes)
-        return list(leaf.split([size * len(leaf) // total for size in sizes]))
+        n_rows = len(leaf)
+        return list(leaf.split([size * n_rows // total for size in sizes]))
 
     return _transposed(map_arrays(pieces, tree), len(sizes))
 

@@ -165,19 +165,20 @@ def batches(rollouts: Sequence[Rollout], parts: Sequence[np.ndarray], length: in
         some = parts[start : start + n_at_once]
         ids = np.concatenate(some)
         owners = np.searchsorted(firsts, ids, side="right") - 1
-        of_rollouts = [(k, np.flatnonzero(owners == k)) for k in np.unique(owners)]
+        places = [np.flatnonzero(owners == k) for k in range(len(rollouts))]
+        drawn = [(k, here, ids[here] - firsts[k]) for k, here in enumerate(places) if len(here) > 0]
 
-        def gather(*arrays: Any, ids: np.ndarray = ids, of_rollouts: Any = of_rollouts) -> th.Tensor:
-            (k, _), *others = of_rollouts
-            if not others:
-                gathered = _rows(arrays[k], ids - firsts[k], counts[k])
+        def gather(*arrays: Any, n: int = len(ids), drawn: Any = drawn) -> th.Tensor:
+            rows = ((here, _rows(arrays[k], numbers, counts[k])) for k, here, numbers in drawn)
+            if len(drawn) == 1:
+                ((_, gathered),) = rows
             else:
-                size, is_tensor = (len(ids), *arrays[k].shape[1:]), isinstance(arrays[k], th.Tensor)
-                gathered = arrays[k].new_empty(size) if is_tensor else np.empty(size, arrays[k].dtype)
-                for k, places in of_rollouts:
-                    gathered[places] = _rows(arrays[k], ids[places] - firsts[k], counts[k])
-            n, own, *shape = gathered.shape
-            return th.as_tensor(gathered.reshape(n * own, *shape), device=device)
+                size, is_tensor = (n, *arrays[0].shape[1:]), isinstance(arrays[0], th.Tensor)
+                gathered = arrays[0].new_empty(size) if is_tensor else np.empty(size, arrays[0].dtype)
+                for here, rows_here in rows:
+                    gathered[here] = rows_here
+            n_sequences, own, *shape = gathered.shape
+            return th.as_tensor(gathered.reshape(n_sequences * own, *shape), device=device)
 
         batch = batch_type(tuple(names))(*map_arrays(gather, *pieces))
         yield from [batch] if len(some) == 1 else split_arrays(batch, [len(part) * length for part in some])
@@ -185,7 +186,9 @@ def batches(rollouts: Sequence[Rollout], parts: Sequence[np.ndarray], length: in
 
 def _rows(array: Any, numbers: np.ndarray, n_sequences: int) -> Any:
     """Return the rows of sequences in a divided array; single samples of an environment share what it has once."""
-    return array[numbers if len(array) == n_sequences else numbers * len(array) // n_sequences]
+    if len(array) != n_sequences:
+        numbers = numbers * len(array) // n_sequences
+    return array[numbers] if isinstance(array, th.Tensor) else array.take(numbers, axis=0)  # much faster than an index
 
 
 def _pieces(rollout: Rollout, names: Sequence[str], length: int) -> tuple[Any, ...]:
