@@ -13,7 +13,7 @@ from sb3_ppg.distributed import process_group
 from sb3_ppg.environments.vector_rewards import DrawnWeights, VectorRewards
 from sb3_ppg.errors import ArgumentError, ModelFormatError, NonFiniteLossError
 from sb3_ppg.maskable import MaskablePPG
-from sb3_ppg.play import EpsilonEvalCallback, Player
+from sb3_ppg.play import Player
 from sb3_ppg.policies import CnnPolicy, MlpPolicy, MultiInputPolicy
 from sb3_ppg.policies.extractors import ImpalaCNN, MinAtarCNN
 from sb3_ppg.ppg import PPG
@@ -27,7 +27,6 @@ __all__ = [
     "ArgumentError",
     "CnnPolicy",
     "DrawnWeights",
-    "EpsilonEvalCallback",
     "ImpalaCNN",
     "MaskablePPG",
     "MinAtarCNN",

@@ -156,7 +156,6 @@ RULES: dict[str, Rule] = {
     # Replay
     "policy_rollouts": count(),
     **dict.fromkeys(("value_rollouts", "policy_uses", "value_uses"), optional(count())),
-    "staleness": count(0),
     "seed": optional(Rule(lambda value: is_count(value, 0) and value < 2**32, "use an integer from 0 to 2**32 - 1")),
     # Auxiliary buffer
     "storage": choice("memory", "mmap"),

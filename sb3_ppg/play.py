@@ -1,14 +1,11 @@
 """Evaluation and play with some random actions, or at a temperature."""
 
 import copy
-import inspect
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch as th
-from sb3_contrib.common.maskable.callbacks import MaskableEvalCallback
-from sb3_contrib.common.maskable.utils import is_masking_supported
 
 from sb3_ppg.actions import by_leaf
 from sb3_ppg.arguments import check_value
@@ -72,7 +69,9 @@ class Player:
         :param context: ``action_masks``, where the model takes them
         :raises ArgumentError: for an ``epsilon`` if all actions are samples
         """
-        _check_deterministic(self.epsilon, deterministic)
+        if self.epsilon > 0 and not deterministic:
+            remedy = "all actions are samples already; use deterministic=True (--deterministic)"
+            raise ArgumentError(f"`epsilon`={self.epsilon} cannot work: {remedy}")
         sampler = self.model
         if self.temperature != 1:  # a copy with the same networks
             sampler, policy = copy.copy(self.model), copy.copy(self.model.policy)
@@ -91,40 +90,3 @@ class Player:
         for index in np.flatnonzero(explores):
             actions[index] = samples[index]
         return actions, next_state
-
-
-def _check_deterministic(epsilon: float, deterministic: bool) -> None:
-    if epsilon > 0 and not deterministic:
-        remedy = "all actions are samples already; use deterministic=True (--deterministic)"
-        raise ArgumentError(f"`epsilon`={epsilon} cannot work: {remedy}")
-
-
-class EpsilonEvalCallback(MaskableEvalCallback):
-    """
-    SB3's ``EvalCallback``, or sb3-contrib's ``MaskableEvalCallback`` where the model takes masks, which evaluates a
-    ``Player``.
-
-    :param args: arguments of ``EvalCallback``
-    :param epsilon: see ``Player``
-    :param temperature: see ``Player``
-    :param kwargs: keyword arguments of ``EvalCallback``
-    :raises ArgumentError: for numbers out of range, or an ``epsilon`` if all actions are samples
-    """
-
-    def __init__(self, *args: Any, epsilon: float, temperature: Any = 1.0, **kwargs: Any):
-        super().__init__(*args, **kwargs)
-        check_value("epsilon", epsilon)
-        _check_deterministic(epsilon, self.deterministic)
-        self.epsilon = epsilon
-        self.temperature = temperature
-        self._asked_for_masks = self.use_masking
-
-    def _on_step(self) -> bool:
-        model = self.model
-        takes_masks = "action_masks" in inspect.signature(model.predict).parameters
-        self.use_masking = self._asked_for_masks and takes_masks and is_masking_supported(self.eval_env)
-        self.model = Player(model, self.epsilon, self.temperature)  # type: ignore[assignment]
-        try:
-            return super()._on_step()
-        finally:
-            self.model = model

@@ -5,13 +5,15 @@ import pytest
 import torch as th
 from gymnasium import spaces
 from sb3_contrib import MaskablePPO, RecurrentPPO
+from sb3_contrib.common.maskable.callbacks import MaskableEvalCallback
 from sb3_contrib.common.maskable.evaluation import evaluate_policy as evaluate_under_masks
 from stable_baselines3 import PPO
+from stable_baselines3.common.callbacks import EvalCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.utils import set_random_seed
 
-from sb3_ppg import PPG, ArgumentError, EpsilonEvalCallback, MaskablePPG, Player, RecurrentPPG
+from sb3_ppg import PPG, ArgumentError, MaskablePPG, Player, RecurrentPPG
 from sb3_ppg.actions import Actions
 from tests.helpers import BOX, MASKED_ACTIONS, SMALL, THREE_ACTIONS, VECTOR, RandomEnv, masked_envs, random_envs
 
@@ -184,23 +186,16 @@ def test_an_evaluation_plays_with_epsilon(name):
 
 @pytest.mark.parametrize("name", ["PPG", "MaskablePPG", "PPO"])
 def test_a_callback_evaluates_with_epsilon_and_saves_the_model(name, tmp_path):
+    """As the page says."""
+
+    class EpsilonEvalCallback(MaskableEvalCallback if "Maskable" in name else EvalCallback):
+        def _init_callback(self):
+            super()._init_callback()
+            self.model = Player(self.model, epsilon=0.4)
+
     model, *_ = chooser(name, learning_rate=0.0, n_steps=16, batch_size=32)
     options = dict(n_eval_episodes=60, eval_freq=16, best_model_save_path=str(tmp_path), verbose=0)
-    callback = EpsilonEvalCallback(make_vec_env(Choice, 20, seed=0), epsilon=0.4, **options)
+    callback = EpsilonEvalCallback(make_vec_env(Choice, 20, seed=0), **options)
     model.learn(32, callback=callback)
     assert callback.last_mean_reward == pytest.approx(20, abs=1)
-    assert callback.model is model
     assert type(model).load(tmp_path / "best_model.zip", device="cpu").num_timesteps == 32
-    with pytest.raises(ArgumentError, match="`epsilon`=2"):
-        EpsilonEvalCallback(make_vec_env(Choice, 2), epsilon=2)
-    with pytest.raises(ArgumentError, match=r"`epsilon`=0\.1 cannot work: all actions are samples already"):
-        EpsilonEvalCallback(make_vec_env(Choice, 2), epsilon=0.1, deterministic=False)
-
-
-def test_an_evaluation_uses_masks_if_the_environment_has_them_and_the_user_wants_them():
-    env, other = make_vec_env(Choice, 2), random_envs(VECTOR, spaces.Discrete(4))
-    for one, wanted, used in ((env, True, True), (env, False, False), (other, True, False)):
-        model = MaskablePPG("MlpPolicy", one, **SMALL)
-        callback = EpsilonEvalCallback(one, epsilon=0.25, eval_freq=4, n_eval_episodes=1, use_masking=wanted)
-        model.learn(16, callback=callback, use_masking=one is env)
-        assert callback.use_masking == used

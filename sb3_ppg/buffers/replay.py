@@ -27,8 +27,6 @@ class RolloutReplay:
     :param value_rollouts: number of the latest rollouts that epochs on the value function alone use. None: the same number
     :param policy_uses: maximum number of the policy's epochs (or joint ones) that use a rollout. None: no limit
     :param value_uses: maximum number of epochs on the value function alone that use a rollout. None: no limit
-    :param staleness: number of newer rollouts before a rollout is used, as in the experiments of
-        https://arxiv.org/abs/2110.00641, or as with distant actors
     :raises ArgumentError: for numbers that cannot work
     """
 
@@ -38,19 +36,17 @@ class RolloutReplay:
         value_rollouts: int | None = None,
         policy_uses: int | None = None,
         value_uses: int | None = None,
-        staleness: int = 0,
     ):
-        check_values(policy_rollouts=policy_rollouts, value_rollouts=value_rollouts, staleness=staleness)
+        check_values(policy_rollouts=policy_rollouts, value_rollouts=value_rollouts)
         check_values(policy_uses=policy_uses, value_uses=value_uses)
         self.n_rollouts: dict[Kind, int] = {"policy": policy_rollouts, "value": value_rollouts or policy_rollouts}
         self.max_uses: dict[Kind, int | None] = {"policy": policy_uses, "value": value_uses}
-        self.staleness = staleness
         self.rollouts: list[Rollout] = []
 
     @property
     def capacity(self) -> int:
         """The number of rollouts that are kept."""
-        return self.staleness + max(self.n_rollouts.values())
+        return max(self.n_rollouts.values())
 
     @property
     def n_stored(self) -> int:
@@ -70,7 +66,7 @@ class RolloutReplay:
 
     @contextmanager
     def learning_from(self, latest: Rollout) -> Iterator[None]:
-        """Surround an update on a rollout, which becomes the latest one. If the update fails, the rollout is dropped."""
+        """Context manager around an update on a rollout, which becomes the latest one. If the update fails, it is dropped."""
         self.rollouts = [*self.rollouts, latest][-self.capacity :]
         try:
             yield
@@ -79,10 +75,8 @@ class RolloutReplay:
             raise
 
     def due(self, kind: Kind) -> list[Rollout]:
-        """Return the rollouts that an epoch of this kind uses; none if all are used up, or too new."""
-        end = len(self.rollouts) - self.staleness
-        latest = self.rollouts[max(0, end - self.n_rollouts[kind]) : max(0, end)]
-        limit = self.max_uses[kind]
+        """Return the rollouts that an epoch of this kind uses; none if all are used up."""
+        latest, limit = self.rollouts[-self.n_rollouts[kind] :], self.max_uses[kind]
         return [rollout for rollout in latest if limit is None or rollout.uses[kind] < limit]
 
     def older(self, kinds: Sequence[Kind] = KINDS) -> list[Rollout]:

@@ -265,8 +265,7 @@ def warn_of_missing_rollouts(model: PhasicInterface) -> None:
 
 def warn_of_stale_data(model: PhasicInterface) -> None:
     """Warn if the policy learns from rollouts of older policies and the objective does not correct for it."""
-    is_old = model.replay.n_rollouts["policy"] > 1 or model.replay.staleness > 0
-    if is_old and not model.objective.corrects_for_staleness:
+    if model.replay.n_rollouts["policy"] > 1 and not model.objective.corrects_for_staleness:
         warn(
             f"`replay_kwargs`={model.replay_kwargs!r} lets the policy learn from data of older policies, for which "
             f"`objective`={argument_value(model, 'objective')!r} does not correct: its clip range would hold the policy near "

@@ -40,10 +40,6 @@ def test_epochs_draw_from_the_last_rollouts():
     alone = replay_of(5)
     assert numbers(alone.rollouts) == numbers(alone.due("policy")) == numbers(alone.due("value")) == [4]
     assert alone.older() == []
-    late = replay_of(2, policy_rollouts=2, staleness=2)
-    assert late.due("policy") == [] and late.older() == [] and late.capacity == 4
-    late = replay_of(6, policy_rollouts=2, staleness=2)
-    assert numbers(late.rollouts) == [2, 3, 4, 5] and numbers(late.due("policy")) == [2, 3]
 
 
 def test_a_rollout_is_used_so_often_and_no_more():
@@ -159,18 +155,9 @@ def test_the_auxiliary_phase_has_the_rollouts_of_its_phase():
         def on_aux_phase_start(self) -> None:
             phases.append([rollout.arrays["observations"] for rollout in self.model.aux_buffer.rollouts])
 
-    make(replay_kwargs=dict(policy_rollouts=3, staleness=1)).learn(8 * 16, callback=Watch())
+    make(replay_kwargs=dict(policy_rollouts=3)).learn(8 * 16, callback=Watch())
     assert [len(phase) for phase in phases] == [4, 4]
     np.testing.assert_array_equal([*phases[0], *phases[1]], collected)
-
-
-def test_nothing_is_learned_before_there_is_something_old_enough():
-    model = make(n_aux_epochs=0, replay_kwargs=dict(staleness=2))
-    before = model.policy.parameters_to_vector()
-    model.learn(2 * 16)
-    np.testing.assert_array_equal(model.policy.parameters_to_vector(), before)
-    logged = learn_and_log(model, 3 * 16)
-    assert logged["train/n_updates"] == 3 and not np.array_equal(model.policy.parameters_to_vector(), before)
 
 
 def test_clipping_against_old_policies_is_warned_about():
@@ -182,7 +169,6 @@ def test_what_cannot_work_is_refused_by_name():
     for arguments, message in (
         (dict(replay_kwargs=3), "use a dictionary"),
         (dict(replay_kwargs=dict(policy_rollouts=0)), "`policy_rollouts`=0 cannot work: use an integer of at least"),
-        (dict(replay_kwargs=dict(staleness=-1)), "`staleness`=-1 cannot work: use an integer of at least"),
         (dict(replay_kwargs=dict(value_rollouts=2)), "without `n_value_epochs`"),
         (dict(kind="LSTM", n_steps=31, batch_size=31, replay_kwargs=dict(policy_rollouts=2)), "sequences are equal parts"),
         (dict(replay_kwargs=dict(policy_rollouts=9)), "`batch_size`=8 cannot work.*last 9 rollouts"),

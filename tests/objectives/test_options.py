@@ -145,7 +145,7 @@ def test_values_at_collection_come_along(kind, objective, tmp_path):
         np.testing.assert_array_equal(one.aux_buffer.rollouts[0].arrays["old_values"], expected)
 
 
-@pytest.mark.parametrize("others", [{}, dict(target_kl=1e-9, n_epochs=4), dict(replay_kwargs=dict(staleness=2))])
+@pytest.mark.parametrize("others", [{}, dict(target_kl=1e-9, n_epochs=4), dict(replay_kwargs=dict(policy_rollouts=3))])
 @pytest.mark.filterwarnings("ignore:.*does not correct")
 def test_the_value_unit_is_the_standard_deviation_of_all_value_targets_so_far(others):
     """With rollouts of one size, all samples count the same."""

@@ -76,14 +76,14 @@ SETTINGS = {
     "a queue of rollouts, the authors' reward normaliser": lambda: dict(
         env=discrete(), aux_buffer_kwargs=dict(capacity=4), recompute_advantages=True, **normalized_rewards()
     ),
-    "late rollouts, LSTMs, two kinds of epochs": lambda: dict(
+    "replayed rollouts, LSTMs, two kinds of epochs": lambda: dict(
         algorithm=RecurrentPPG,
         policy="MlpLstmPolicy",
         env=VecNormalize(discrete()),
         objective="ewma",
         n_value_epochs=1,
         prior="self",
-        replay_kwargs=dict(policy_rollouts=2, value_rollouts=3, policy_uses=3, staleness=1),
+        replay_kwargs=dict(policy_rollouts=2, value_rollouts=3, policy_uses=3),
         policy_kwargs=dict(lstm_hidden_size=4),
     ),
     **{name: partial(of_the_family, name) for name, member in FAMILY.items() if member.preset},

@@ -196,7 +196,7 @@ def test_several_processes_refuse_what_they_cannot_do(two):
 def test_an_error_in_all_processes_is_told_once(tmp_path):
     code, output = end_of(start(["-m", "sb3_ppg", "train", "--env", "CartPol-v1"], tmp_path, "--standalone"))
     assert code == 1 and output.count("sb3-ppg train: there is no environment CartPol-v1") == 1
-    assert re.search("Root Cause.* rank      : 0 .*there is no environment CartPol-v1", output, re.DOTALL)
+    assert "there is no environment CartPol-v1" in output.split("Root Cause")[1]
 
 
 def test_the_lines_of_the_page(two):
