@@ -100,12 +100,11 @@ class Manager(ExperimentManager):
             self._join_the_others()
 
     def _join_the_others(self) -> None:
-        """Agree on seed and folder; count the steps of all processes in frequencies; evaluate and print in the first one."""
+        """Count the steps of all processes in frequencies; evaluate and print in the first one."""
         if self.optimize_hyperparameters:
             raise ArgumentError("a search for hyperparameters is for one process: start several with one --storage instead")
         if not self.is_ours:
             raise ArgumentError(f"{self.algo} trains in one process; under torchrun use one of {', '.join(FAMILY)}")
-        self.seed, self.save_path = broadcast((self.seed, self.save_path))
         self.eval_freq, self.save_freq = (
             max(each // n_processes(), min(each, 1)) for each in (self.eval_freq, self.save_freq)
         )

@@ -29,11 +29,9 @@ SAME = ("algo", "env", "env_kwargs", "trained_agent", "prior", "seed")
 
 def locked_config(folder: Path, env_name: str) -> TextIO:
     """
-    Return the file of a run's hyperparameters, made if it is not there, which no other process can lock while it is open. The
-    system releases the lock when this process ends, however that happens.
+    Open the file of hyperparameters in a run's folder, made if it is not there, and lock it until it is closed or this process
+    ends, however that happens.
 
-    :param folder: folder of the run
-    :param env_name: folder in it of a new run's file
     :raises ArgumentError: if another process has locked it
     """
     path = next(folder.glob("*/config.yml"), folder / env_name / "config.yml")

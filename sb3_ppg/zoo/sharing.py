@@ -246,7 +246,6 @@ def fetch() -> None:
     parser.add_argument("--exp-id", default=0, type=int, help="experiment ID to give it (0: the next, -1: no such folder)")
     parser.add_argument("--force", action="store_true", help="overwrite the experiment if it exists")
     parser.add_argument("--allow", nargs="+", default=[], help="further wrappers and arguments that its environment may have")
-    parser.add_argument("--verbose", default=1, type=int, help="not used")
     parser.add_argument(
         "--gym-packages", nargs="+", type=importlib.import_module, help="modules that register further environments"
     )
