@@ -100,9 +100,9 @@ def check(env: Any, seconds: float = 3.0, **arguments: Any) -> EnvironmentReport
         play = _Play(made, seconds)
         try:
             with ExitStack() as frozen:
-                for layer in normalizers(made if isinstance(made, VecEnv) else None):
+                for layer in normalizers(play.given):
                     frozen.enter_context(patch.object(layer, "training", False))
-                for layer in _with_statistics(made):
+                for layer in _with_statistics(play.given):
                     frozen.enter_context(patch.object(layer, "_update_running_mean", False))
                 play.begin(arguments)
             findings = [*play.faults(), *play.advice()]
