@@ -246,7 +246,7 @@ class _Play(BaseCallback):
 
 
 def _bytes(observation: Any) -> bytes:
-    """Return an observation's numbers as bytes, four for each, in which NaN equals itself."""
+    """Return an observation's numbers as bytes, four for each, in which NaN equals itself and -0 equals 0."""
     parts: list[bytes] = []
-    map_arrays(lambda array: parts.append(np.asarray(array, np.float32).tobytes()), observation)
+    map_arrays(lambda array: parts.append(np.add(array, 0, dtype=np.float32).tobytes()), observation)
     return b"".join(parts)
