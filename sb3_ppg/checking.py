@@ -100,9 +100,9 @@ def check(env: Any, seconds: float = 3.0, **arguments: Any) -> EnvironmentReport
         play = _Play(made, seconds)
         try:
             with ExitStack() as frozen:
-                for layer in normalizers(made if isinstance(made, VecEnv) else None):
+                for layer in normalizers(play.given):
                     frozen.enter_context(patch.object(layer, "training", False))
-                for layer in _with_statistics(made):
+                for layer in _with_statistics(play.given):
                     frozen.enter_context(patch.object(layer, "_update_running_mean", False))
                 play.begin(arguments)
             findings = [*play.faults(), *play.advice()]
@@ -246,7 +246,7 @@ class _Play(BaseCallback):
 
 
 def _bytes(observation: Any) -> bytes:
-    """Return an observation's numbers as bytes, four for each, in which NaN equals itself."""
+    """Return an observation's numbers as bytes, four for each, in which NaN equals itself and -0 equals 0."""
     parts: list[bytes] = []
-    map_arrays(lambda array: parts.append(np.asarray(array, np.float32).tobytes()), observation)
+    map_arrays(lambda array: parts.append(np.add(array, 0, dtype=np.float32).tobytes()), observation)
     return b"".join(parts)

@@ -4,10 +4,10 @@ from sb3_ppg.errors import missing_extras_named
 
 with missing_extras_named():
     from sb3_ppg.hub.pretrained import from_pretrained, load_vec_normalize, save_pretrained
-    from sb3_ppg.hub.repository import Evaluation, download, load, push, python_usage, write_repository
+    from sb3_ppg.hub.repository import EvaluationResult, download, load, push, python_usage, write_repository
 
 __all__ = [
-    "Evaluation",
+    "EvaluationResult",
     "download",
     "from_pretrained",
     "load",

@@ -23,7 +23,7 @@ from sb3_ppg.ppg import PPG
 
 MAX_JSON_BYTES = 2**22
 MAX_HEADER_BYTES = 2**20  # of safetensors files; room for about ten thousand arrays
-Kind = TypeVar("Kind")
+Schema = TypeVar("Schema")
 
 
 def regular_file(path: Path) -> Path:
@@ -39,14 +39,14 @@ def regular_file(path: Path) -> Path:
     return place
 
 
-def read_json(path: Path, kind: type[Kind], limit: int = MAX_JSON_BYTES) -> Kind:
+def read_json(path: Path, schema: type[Schema], limit: int = MAX_JSON_BYTES) -> Schema:
     """Read a JSON file of at most ``limit`` bytes that a schema of msgspec describes."""
     with regular_file(path).open("rb") as file:
         content = file.read(limit + 1)
     if len(content) > limit:
         raise ModelFormatError(f"{path} is larger than {limit} bytes")
     with raised_as(ModelFormatError, f"{path} cannot be read"):
-        return msgspec.json.decode(content, type=kind)
+        return msgspec.json.decode(content, type=schema)
 
 
 class Arrays:

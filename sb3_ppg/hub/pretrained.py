@@ -39,7 +39,7 @@ DESCRIPTION, ARRAYS = "model.json", "model.safetensors"
 LOCAL_ARGUMENTS = {"policy", "env", "device", "verbose", "tensorboard_log", "stats_window_size", "_init_setup_model"}
 VEC_NORMALIZE = [name for name in Normalization.__struct_fields__ if name != "observation_space"]
 LIMITS = ("clip_obs", "clip_reward")  # of `VecNormalize`, which may be infinite
-PACKAGES = ("sb3-ppg", "stable-baselines3", "torch", "gymnasium", "numpy")
+RECORDED_PACKAGES = ("sb3-ppg", "stable-baselines3", "torch", "gymnasium", "numpy")
 
 
 def save_pretrained(model: PPG, folder: str | Path, custom_objects: Mapping[str, Any] | None = None) -> None:
@@ -72,7 +72,7 @@ def save_pretrained(model: PPG, folder: str | Path, custom_objects: Mapping[str,
         description = Description(
             format="sb3_ppg",
             schema_version=1,
-            versions={"python": platform.python_version(), **{package: version(package) for package in PACKAGES}},
+            versions={"python": platform.python_version(), **{package: version(package) for package in RECORDED_PACKAGES}},
             algorithm=encode(type(model), "algorithm", custom),
             policy=encode(model.policy_class, "policy", custom),
             arguments={name: encode(_argument(model, name), name, custom) for name in _arguments(type(model))},

@@ -25,7 +25,7 @@ from sb3_ppg.ppg import PPG
 TAGS = "deep-reinforcement-learning reinforcement-learning stable-baselines3 sb3-ppg ppg phasic-policy-gradient".split()
 
 
-class Evaluation(NamedTuple):
+class EvaluationResult(NamedTuple):
     """Returns of an agent in its evaluation."""
 
     mean: float  # return of an episode
@@ -90,7 +90,7 @@ def write_repository(
     repo_id: str,
     *,
     env_id: str | None = None,
-    evaluation: Evaluation | None = None,
+    evaluation: EvaluationResult | None = None,
     files: Mapping[str, Path] | None = None,
     usage: str | None = None,
     custom_objects: Mapping[str, Any] | None = None,
@@ -188,7 +188,9 @@ def _environment(model: PPG) -> tuple[str | None, dict[str, Any]]:
 # ---- the model card ----
 
 
-def model_card(folder: Path, env_id: str | None, env_kwargs: dict[str, Any], evaluation: Evaluation | None, usage: str) -> str:
+def model_card(
+    folder: Path, env_id: str | None, env_kwargs: dict[str, Any], evaluation: EvaluationResult | None, usage: str
+) -> str:
     """
     Return a model card: Markdown, with the metadata that the Hub reads.
 

@@ -26,7 +26,7 @@ from sb3_ppg.environments.vec_envs import replace_observations
 from sb3_ppg.environments.watched import normalizers, only_normalizer
 from sb3_ppg.errors import ArgumentError, missing_extras_named
 
-ARRAYS = ("observations", "actions", "rewards", "next_observations", "terminations", "truncations")
+COLUMNS = ("observations", "actions", "rewards", "next_observations", "terminations", "truncations")
 TOLERANCE = 1e-5  # as a fraction of the width of a space: rounding to float32 and back
 
 
@@ -58,12 +58,12 @@ class Dataset:
     source: str = "the data"
 
     def __post_init__(self) -> None:
-        for name in ARRAYS:
+        for name in COLUMNS:
             setattr(self, name, map_arrays(np.atleast_1d, getattr(self, name)))
         shape, following = (map_arrays(np.shape, tree) for tree in (self.observations, self.next_observations))
         self._require(shape == following, "next_observations", f"have the shapes {following}, `observations` {shape}")
         sizes: set[int] = set()
-        lengths = {name: map_arrays(len, getattr(self, name)) for name in ARRAYS}
+        lengths = {name: map_arrays(len, getattr(self, name)) for name in COLUMNS}
         map_arrays(sizes.add, lengths)
         if len(sizes) > 1 or 0 in sizes:
             raise ArgumentError(f"{self.source} is empty or has arrays of different lengths: {lengths}")
@@ -228,7 +228,7 @@ def load_dataset(source: Any) -> Dataset:
 
 def joined(parts: Sequence[Dataset]) -> Dataset:
     """Join recordings that do not continue one another: the last transition of each ends an episode."""
-    columns = {name: [getattr(part, name) for part in parts] for name in ARRAYS}
+    columns = {name: [getattr(part, name) for part in parts] for name in COLUMNS}
     arrays: Any = {name: map_arrays(lambda *arrays: np.concatenate(arrays), *column) for name, column in columns.items()}
     return Dataset(**arrays, source=parts[0].source)
 
@@ -245,12 +245,12 @@ def _from_replay_buffer(buffer: ReplayBuffer) -> Dataset:
     actions = buffer.actions.reshape(*buffer.actions.shape[:2], *space.shape)
     if isinstance(space, spaces.Box):  # scaled to [-1, 1]
         if abs(actions[rows]).max(initial=0) > 1 + TOLERANCE:
-            remedy = f"for those in the environment's units, use a dictionary with {', '.join(ARRAYS)}"
+            remedy = f"for those in the environment's units, use a dictionary with {', '.join(COLUMNS)}"
             raise ArgumentError(f"the replay buffer has `actions` that are not scaled to [-1, 1], as SB3 does: {remedy}")
         actions = SquashedGaussianActions(space).for_environments(th.as_tensor(actions)).numpy()
     dones, timeouts = buffer.dones.astype(bool), buffer.timeouts.astype(bool)
     columns = (buffer.observations, actions, buffer.rewards, next_observations, dones & ~timeouts, timeouts)
-    named = dict(zip(ARRAYS, columns, strict=True))
+    named = dict(zip(COLUMNS, columns, strict=True))
     parts = (map_arrays(itemgetter((rows, index)), named) for index in range(buffer.n_envs))
     return joined([Dataset(**part, source="the replay buffer") for part in parts])
 
@@ -377,7 +377,7 @@ def save_as_minari(
         spec = None
     episodes = []
     for rows in np.split(np.arange(len(data)), data.ends[:-1] + 1):
-        columns = {name: map_arrays(itemgetter(rows), getattr(data, name)) for name in ARRAYS}
+        columns = {name: map_arrays(itemgetter(rows), getattr(data, name)) for name in COLUMNS}
         last = map_arrays(itemgetter(slice(-1, None)), columns.pop("next_observations"))
         columns["observations"] = map_arrays(lambda *parts: np.concatenate(parts), columns["observations"], last)
         episodes.append(EpisodeBuffer(**columns))

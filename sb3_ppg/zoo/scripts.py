@@ -31,7 +31,7 @@ from tqdm import tqdm
 
 from sb3_ppg import checking
 from sb3_ppg.errors import ArgumentError
-from sb3_ppg.hub import Evaluation
+from sb3_ppg.hub import EvaluationResult
 from sb3_ppg.offline.data import check_new, record, save_as_minari
 from sb3_ppg.play import Player
 from sb3_ppg.zoo.environments import check_is_registered
@@ -206,7 +206,7 @@ def saved_env_kwargs(stats_path: Path) -> dict[str, Any]:
     return {**config.get("env_kwargs", {}), **(arguments["eval_env_kwargs"] or arguments["env_kwargs"] or {})}
 
 
-def evaluate(model: BaseAlgorithm, args: argparse.Namespace) -> Evaluation:
+def evaluate(model: BaseAlgorithm, args: argparse.Namespace) -> EvaluationResult:
     """Play episodes in the agent's environment; print and return what it reached."""
     if args.episodes < 1:
         raise ArgumentError(f"--episodes {args.episodes} cannot work: use at least 1")
@@ -222,7 +222,7 @@ def evaluate(model: BaseAlgorithm, args: argparse.Namespace) -> Evaluation:
     assert isinstance(mean, float) and isinstance(std, float)
     summary = f"Mean return over {args.episodes} episodes: {mean:.2f} +/- {std:.2f}"
     print(f"{summary}, with {'deterministic' if deterministic else 'stochastic'} actions")
-    return Evaluation(mean, std, args.episodes, deterministic)
+    return EvaluationResult(mean, std, args.episodes, deterministic)
 
 
 def plot_learning_curve(log_path: Path, title: str, picture: Path) -> None:

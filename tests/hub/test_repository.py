@@ -35,7 +35,7 @@ def model() -> PPG:
 
 
 def test_push_and_load(hub_server, model):
-    url = hub.push(model, "me/model", evaluation=hub.Evaluation(21.5, 3.25, 10))
+    url = hub.push(model, "me/model", evaluation=hub.EvaluationResult(21.5, 3.25, 10))
     assert url.startswith(f"{hub_server.url}/me/model/commit/")
     assert set(hub_server.files("me/model")) == {DESCRIPTION, ARRAYS, "README.md"}
     loaded = hub.load("me/model", RandomEnv(BOX, spaces.Discrete(2)), "cpu")
@@ -110,7 +110,7 @@ def snippet_of(hub_server: HubServer, repo_id: str) -> str:
 
 def test_the_card_says_what_and_how(hub_server, tmp_path):
     venv = VecNormalize(make_vec_env("CartPole-v1", 2))
-    hub.push(PPG("MlpPolicy", venv, **SMALL).learn(64), "me/cartpole", evaluation=hub.Evaluation(21.5, 3.25, 10))
+    hub.push(PPG("MlpPolicy", venv, **SMALL).learn(64), "me/cartpole", evaluation=hub.EvaluationResult(21.5, 3.25, 10))
     text = hub_server.files("me/cartpole")["README.md"].decode()
     data = ModelCard(text).data
     assert data.library_name == "stable-baselines3" and data.pipeline_tag == "reinforcement-learning"

@@ -15,7 +15,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 from sb3_ppg import PPG, ArgumentError, MaskablePPG
 from sb3_ppg.arrays import map_arrays
 from sb3_ppg.offline import Dataset, load_dataset, record, save_as_minari
-from sb3_ppg.offline.data import ARRAYS
+from sb3_ppg.offline.data import COLUMNS
 from tests.helpers import BOX, DICT, SMALL, VECTOR, RandomEnv, Reusing, image_space, masked_envs, random_envs
 from tests.offline.test_bcq import THREE
 
@@ -42,7 +42,7 @@ def arrays(n: int = 6, **others) -> dict:
 
 
 def assert_same(one: Dataset, other: Dataset):
-    for name in ARRAYS:
+    for name in COLUMNS:
         compare = partial(np.testing.assert_allclose, rtol=0, atol=1e-6, err_msg=name)
         map_arrays(compare, getattr(one, name), getattr(other, name))
 
