@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -278,19 +278,11 @@ class PPG(PhasicAlgorithm):
         progress = self._current_progress_remaining
         if kind == "auxiliary" and self.aux_buffer.progress:  # at its end, the last phase may have a learning rate of 0
             progress = float(np.mean(self.aux_buffer.progress))
-        return Update(
-            kind,
-            self.policy,
-            self.objective,
-            losses,
-            optimizer,
-            schedule(progress),
-            self.coefficients(progress),
-            self.compiled_training,
-            self.resolved_micro_batch_size(),
-            self.max_grad_norm,
-            self.target_kl,
-        )
+        limits: Any = (self.resolved_micro_batch_size(), self.max_grad_norm, self.target_kl)
+        rate, coefficients = schedule(progress), self.coefficients(progress)
+        update = Update(kind, self.policy, self.objective, losses, optimizer, rate, coefficients, *limits)
+        update.compiled = self.compiled_training.steps_of(update)
+        return update
 
     def _log_policy_phase(self, rollout: Rollout, updates: list[Update]) -> None:
         record_all(self.logger, "train", policy_phase_summary(self.policy, rollout, updates))

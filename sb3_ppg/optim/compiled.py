@@ -25,6 +25,7 @@ from sb3_ppg.distributed import n_processes
 from sb3_ppg.errors import cause, warn
 from sb3_ppg.objectives import Objective
 from sb3_ppg.optim.steps import FlatAdam, Gradient, MinibatchLosses, loss_gradient, take_steps
+from sb3_ppg.optim.update import Update
 from sb3_ppg.policies import PhasicActorCriticPolicy
 from sb3_ppg.policies.extractors import has_convolutions
 
@@ -129,37 +130,30 @@ class CompiledStep(CompiledFunction):
     optimizer's state, and minibatches of a size that does not occur twice in a row, like a truncated minibatch.
     """
 
-    def __init__(
-        self, training: "CompiledTraining", name: str, losses_of: MinibatchLosses, takes_step: bool, needs_each_step: bool
-    ):
+    def __init__(self, training: "CompiledTraining", update: Update, takes_step: bool):
         function = take_steps if takes_step else loss_gradient
         # Kernels are started without Python, and torch keeps the compiled loop, as it does with other code
-        self.device = losses_of.policy.device
+        self.device = update.policy.device
         options: dict[str, Any] = dict(cpp_wrapper=self.device.type == "cpu")
         options["unsafe_marked_cacheable_functions"] = {"torch.ops.higher_order.while_loop": th.__version__}
-        super().__init__(training, f"{name} update", function, options=options)
-        self.losses_of = losses_of
+        super().__init__(training, f"{update.kind} update", function, options=options)
+        self.losses_of = MinibatchLosses(update.policy, update.objective, update.losses)
         self.takes_step = takes_step
-        self.n_at_once = 1 if not takes_step or needs_each_step else STEPS_PER_CALL
+        self.n_at_once = 1 if not takes_step or update.acts_after_step else STEPS_PER_CALL
         self._compiled_sizes: set[int] = set()
 
-    def begin_update(
-        self,
-        optimizer: th.optim.Optimizer,
-        coefficients: Any,
-        micro_batch_size: int | None,
-        max_grad_norm: float | None,
-    ) -> None:
-        """Begin an update, in which these arguments stay the same."""
-        self._optimizer = optimizer
-        self._parameters = parameters_of(optimizer)
+    def begin(self, update: Update) -> None:
+        """Begin an update with the same networks and losses."""
+        self._optimizer = update.optimizer
+        self._parameters = parameters_of(update.optimizer)
         # Tensors, as torch would compile again for another number
+        numbers = (update.coefficients, update.max_grad_norm)
         self._coefficients, self._max_grad_norm = map_arrays(
-            lambda value: None if value is None else self._parameters[0].new_tensor(value), (coefficients, max_grad_norm)
+            lambda value: None if value is None else self._parameters[0].new_tensor(value), numbers
         )
-        self._micro_batch_size = micro_batch_size
+        self._micro_batch_size = update.micro_batch_size
         self._restart()
-        if has_hooks(self.losses_of, optimizer):
+        if has_hooks(self.losses_of, update.optimizer):
             self.give_up("hooks are registered, which compiled code does not call")
         self._names = {parameter: name for name, parameter in self.losses_of.named_parameters()}
         if not {*self._parameters} <= self._names.keys():
@@ -398,33 +392,17 @@ class CompiledTraining:
         self._policy.graph = None
         return self._policy
 
-    def begin_update(
-        self,
-        name: str,
-        losses_of: MinibatchLosses,
-        optimizer: th.optim.Optimizer,
-        coefficients: Any,
-        micro_batch_size: int | None,
-        max_grad_norm: float | None,
-        needs_gradients: bool = False,
-        needs_each_step: bool = False,
-    ) -> CompiledStep | None:
-        """
-        Begin an update, and return the steps of its epochs, or None if they are not compiled; see ``CompiledStep``.
-
-        :param needs_gradients: whether the caller looks at each gradient before the step
-        :param needs_each_step: whether the caller does something after each step
-        """
+    def steps_of(self, update: Update) -> CompiledStep | None:
+        """Return the compiled steps of an update's epochs, or None if they are not compiled."""
         if not self.is_enabled:
             return None
-        policy = losses_of.policy
-        is_adam = type(optimizer) in (th.optim.Adam, th.optim.AdamW)
-        is_small = not has_convolutions(policy)  # which are slower on views of a flat tensor
-        takes_step = is_adam and is_small and n_processes() == 1 and not needs_gradients
-        key = (policy, losses_of.losses, takes_step)
+        is_adam = type(update.optimizer) in (th.optim.Adam, th.optim.AdamW)
+        is_small = not has_convolutions(update.policy)  # which are slower on views of a flat tensor
+        takes_step = is_adam and is_small and n_processes() == 1 and update.target_kl is None
+        key = (update.policy, update.losses, takes_step)
         if key not in self._steps:
-            self._steps[key] = CompiledStep(self, name, losses_of, takes_step, needs_each_step)
-        self._steps[key].begin_update(optimizer, coefficients, micro_batch_size, max_grad_norm)
+            self._steps[key] = CompiledStep(self, update, takes_step)
+        self._steps[key].begin(update)
         return self._steps[key]
 
     def stop(self) -> None:

@@ -6,6 +6,7 @@ losses and gradients are finite.
 import copy
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -20,8 +21,7 @@ from sb3_ppg.distributed import average_gradients, average_over_processes, n_pro
 from sb3_ppg.errors import NonFiniteLossError
 from sb3_ppg.losses import Losses, approximate_kl
 from sb3_ppg.objectives import Coefficients, Objective
-from sb3_ppg.optim.compiled import CompiledStep, CompiledTraining
-from sb3_ppg.optim.steps import Gradient, MinibatchLosses
+from sb3_ppg.optim.steps import Gradient
 from sb3_ppg.policies import PhasicActorCriticPolicy
 
 ADVICE = (
@@ -40,75 +40,65 @@ class Epoch(NamedTuple):
     stopped: bool  # whether `target_kl` was exceeded
 
 
+@dataclass
 class Update:
     """
     Epochs with one method of the objective, which have the same optimizer, learning rate and coefficients.
 
     :param kind: "policy" (alone, or with the value function), "value" or "auxiliary"
-    :param policy: policy in training
-    :param objective: objective in training
     :param losses: method of the objective
-    :param optimizer: its parameters are trained
     :param learning_rate: set in the optimizer, and in that of an adversary
-    :param coefficients: weights and limits of the losses' terms
-    :param compiler: compiles the steps if it is enabled
-    :param micro_batch_size: see ``optimize_epoch``, and for the following arguments
+    :param compiled: compiled steps, see ``optimize_epoch``, which has the other arguments, too
     """
 
-    def __init__(
-        self,
-        kind: Literal["policy", "value", "auxiliary"],
-        policy: PhasicActorCriticPolicy,
-        objective: Objective,
-        losses: Callable[..., Losses],
-        optimizer: th.optim.Optimizer,
-        learning_rate: float,
-        coefficients: Coefficients,
-        compiler: CompiledTraining,
-        micro_batch_size: int | None,
-        max_grad_norm: float | None,
-        target_kl: float | None,
-    ):
-        self.kind, self.learning_rate, self.coefficients = kind, learning_rate, coefficients
-        self.history: list[Epoch] = []
-        is_of_policy = kind == "policy"
-        target_kl = target_kl if is_of_policy else None
-        is_watched = is_of_policy and type(objective).after_policy_step is not Objective.after_policy_step
-        adversary = objective.adversary_optimizer if is_of_policy else None
-        for one in (optimizer, adversary):
-            if one is not None:
-                update_learning_rate(one, learning_rate)
+    kind: Literal["policy", "value", "auxiliary"]
+    policy: PhasicActorCriticPolicy
+    objective: Objective
+    losses: Callable[..., Losses]
+    optimizer: th.optim.Optimizer
+    learning_rate: float
+    coefficients: Coefficients
+    micro_batch_size: int | None = None
+    max_grad_norm: float | None = None
+    target_kl: float | None = None
+    compiled: Any = None
+    history: list[Epoch] = field(default_factory=list)
 
-        def bound(method: Callable[..., Losses]) -> Callable[[Any], Losses]:
-            return lambda minibatch: method(policy, minibatch, coefficients)
+    def __post_init__(self) -> None:
+        update_learning_rate(self.optimizer, self.learning_rate)
+        if self.kind != "policy":
+            self.target_kl = None
+        self.adversary = self.objective.adversary_optimizer if self.kind == "policy" else None
+        if self.adversary is not None:
+            update_learning_rate(self.adversary, self.learning_rate)
+        has_hook = type(self.objective).after_policy_step is not Objective.after_policy_step
+        self.acts_after_step = has_hook and self.kind == "policy"
 
-        compiled = compiler.begin_update(
-            kind,
-            MinibatchLosses(policy, objective, losses),
-            optimizer,
-            coefficients,
-            micro_batch_size,
-            max_grad_norm,
-            needs_gradients=target_kl is not None,
-            needs_each_step=is_watched,
-        )
-        self._arguments: dict[str, Any] = dict(
-            phase="auxiliary" if kind == "auxiliary" else "policy",
-            networks=[policy, objective],
-            optimizer=optimizer,
-            loss_fn=bound(losses),
-            micro_batch_size=micro_batch_size,
-            max_grad_norm=max_grad_norm,
-            target_kl=target_kl,
-            after_step=partial(objective.after_policy_step, policy) if is_watched else None,
-            adversary=None if adversary is None else (adversary, bound(objective.adversary_losses)),
-            compiled=compiled,
-        )
+    def evaluate(self, minibatch: Any) -> Losses:
+        """Return the losses of a minibatch."""
+        return self.losses(self.policy, minibatch, self.coefficients)
 
     def epoch(self, minibatches: Iterable[Any]) -> Epoch:
         """Take one optimizer step per minibatch, see ``optimize_epoch``; ``history`` gets the record of the epoch."""
-        self.history.append(optimize_epoch(minibatches=minibatches, **self._arguments))
-        return self.history[-1]
+
+        def adversary_losses(minibatch: Any) -> Losses:
+            return self.objective.adversary_losses(self.policy, minibatch, self.coefficients)
+
+        epoch = optimize_epoch(
+            "auxiliary" if self.kind == "auxiliary" else "policy",
+            [self.policy, self.objective],
+            self.optimizer,
+            minibatches,
+            self.evaluate,
+            self.micro_batch_size,
+            self.max_grad_norm,
+            self.target_kl,
+            partial(self.objective.after_policy_step, self.policy) if self.acts_after_step else None,
+            None if self.adversary is None else (self.adversary, adversary_losses),
+            self.compiled,
+        )
+        self.history.append(epoch)
+        return epoch
 
 
 def mean_losses(epochs: list[Epoch]) -> dict[str, float]:
@@ -131,7 +121,7 @@ def optimize_epoch(
     target_kl: float | None = None,
     after_step: Callable[[], None] | None = None,
     adversary: tuple[th.optim.Optimizer, Callable[[Minibatch], Losses]] | None = None,
-    compiled: CompiledStep | None = None,
+    compiled: Any = None,
 ) -> Epoch:
     """
     Take one optimizer step per minibatch. The losses stay on the device until the epoch ends, then one transfer reads them.
@@ -144,7 +134,7 @@ def optimize_epoch(
         this costs a transfer per minibatch. None: never stop
     :param adversary: optimizer and losses of networks that learn against the policy; they take a step before each of its
         steps
-    :param compiled: compiled steps or gradients, for the minibatches that it takes
+    :param compiled: ``CompiledStep``, for the minibatches that it takes. None: nothing is compiled
     :raises NonFiniteLossError: if a loss or a gradient is NaN or infinite
     """
     optimizers = [optimizer] if adversary is None else [optimizer, adversary[0]]
