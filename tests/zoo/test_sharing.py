@@ -125,7 +125,7 @@ def test_share_a_run_and_fetch_it(hub_server, folder):
 
 
 def test_an_agent_of_another_algorithm_is_fetched(trained, hub_server, tmp_path):
-    """As the Zoo does it: its file is a pickle. It has no statistics of VecNormalize."""
+    """The Zoo does it, which unpickles the file. The agent has no statistics of VecNormalize."""
     run_folder = trained / "logs" / "ppo" / "CartPole-v1_1"
     files = {name: (run_folder / "CartPole-v1" / name).read_bytes() for name in ("args.yml", "config.yml")}
     files |= {"ppo-CartPole-v1.zip": (run_folder / "CartPole-v1.zip").read_bytes(), "env_kwargs.yml": b"{}"}

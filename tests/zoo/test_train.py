@@ -320,7 +320,8 @@ def test_a_run_that_resumes_evaluates_when_it_would_have(tmp_path):
     Two environments, a checkpoint every 32 steps, and an evaluation every 48: the kills leave checkpoints at 32 steps, between
     two evaluations, and at 96, with one.
     """
-    options = "-n 160 --seed 3 --save-freq 32 --eval-freq 48 --eval-episodes 1 --run-folder mine -params n_envs:2 n_steps:16"
+    options = "-n 160 --seed 3 --save-freq 32 --eval-freq 48 --eval-episodes 1 --env-kwargs max_episode_steps:99"
+    options += " --run-folder mine -params n_envs:2 n_steps:16"
     command = ["train", "--env", "CartPole-v1", *options.split(), "batch_size:16", "compile_updates:False"]
     for n_steps in (64, 128):
         killed(command, tmp_path, PPG, "train", n_steps)
