@@ -36,7 +36,7 @@ TEST := OMP_NUM_THREADS=1 $(RUN) -m pytest --numprocesses logical --dist workste
 test: $(VENV)/.installed
 	$(TEST)
 
-# Leaves out the slow tests: child processes and RL Zoo's commands
+# Leaves out the slow tests: RL Zoo's commands, pages, examples, ONNX files, and those that start processes
 quick: $(VENV)/.installed
 	$(TEST) -m "not slow"
 

@@ -16,8 +16,6 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 from sb3_ppg import PPG, ArgumentError, check
 from tests.helpers import StepsChanged, image_space, run
 
-pytestmark = pytest.mark.slow
-
 
 class Right(gym.Env):
     """Noise; episodes end by chance, or are truncated at step 9."""
@@ -217,6 +215,7 @@ def test_advice_follows_from_spaces_lengths_and_seconds():
     assert "with 2 environments" in advice(lambda: DummyVecEnv([slow] * 2))
 
 
+@pytest.mark.slow
 def test_the_command(tmp_path):
     registers = "import gymnasium\nfrom tests.test_checking import Fails, Right\n"
     registers += "for cls in (Fails, Right):\n    gymnasium.register(f'{cls.__name__}-v0', cls)\n"

@@ -19,8 +19,6 @@ from sb3_ppg import PPG, ArgumentError, MaskablePPG, check, hub, zoo
 from sb3_ppg.errors import EXTRAS, MissingExtraError, missing_extras_named, pip_install, requirement
 from tests.helpers import ROOT, SMALL, VECTOR, RandomEnv, run, run_in_a_new_process
 
-pytestmark = pytest.mark.slow
-
 # Commands, and the extra that each of them misses
 COMMANDS = {
     "train --env HalfCheetah-v5": "mujoco",
@@ -55,6 +53,7 @@ def errors_without_extras(folder: Path) -> list[str]:
     return [*said, command("train --env CartPole-v1 -n 64 --tensorboard-log tb")]
 
 
+@pytest.mark.slow
 def test_a_missing_extra_is_one_line_of_the_zoos_commands_and_in_python(tmp_path):
     *of_the_zoo, in_python, logs_in_python, logs_of_a_command = run_in_a_new_process(errors_without_extras, tmp_path)
     for line, text, extra in zip(("train", "", *COMMANDS), of_the_zoo, ("zoo", "zoo", *COMMANDS.values()), strict=True):

@@ -88,7 +88,6 @@ def test_it_is_zero_at_the_start(kind):
     assert learn_and_log(model, ROLLOUT)["train/prior_kl"] > 1e-6
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILY)
 def test_without_weight_every_member_of_the_family_trains_as_without_a_prior(name):
     def train(**kwargs) -> dict[str, th.Tensor]:

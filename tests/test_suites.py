@@ -14,8 +14,6 @@ from benchmarks.seconds import SECONDS
 from benchmarks.starts import STARTS
 from benchmarks.suites.experiment import SUITES
 
-pytestmark = pytest.mark.slow
-
 EXPERIMENTS = [COMPILED, EXPERIMENT, LEARNING, SECONDS, STARTS, SUITES]
 
 

@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 from argparse import Namespace
+from importlib.util import find_spec
 
 import gymnasium as gym
 import numpy as np
@@ -20,7 +21,7 @@ from sb3_ppg.zoo.environments import PROCGEN_IDS
 from sb3_ppg.zoo.manager import Manager
 from tests.helpers import run
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.skipif(find_spec("envpool") is None, reason="needs EnvPool")
 
 SMALL = dict(n_steps=16, batch_size=16, n_epochs=1, n_policy_iterations=2, n_aux_epochs=1, seed=0, device="cpu")
 
@@ -173,6 +174,7 @@ def test_bad_input():
             EnvPoolVecEnv(env_id, **{"num_envs": 2, **options})
 
 
+@pytest.mark.slow
 def test_without_the_extra(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "envpool", None)
     with pytest.raises(MissingExtraError, match=re.escape(pip_install("envpool"))):
@@ -181,6 +183,7 @@ def test_without_the_extra(monkeypatch, tmp_path):
     assert f"{pip_install('envpool')}; for Procgen" in output and "Traceback" not in output
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.version_info >= (3, 12) or sys.platform != "linux", reason="EnvPool's wheels have Qt there")
 def test_without_procgens_libraries():
     """Procgen needs a new process, as this one has loaded its libraries."""
@@ -222,6 +225,7 @@ def test_the_games_are_envpools():
     assert {env_id for env_id in import_envpool().list_all_envs() if name.fullmatch(env_id)} == PROCGEN_IDS
 
 
+@pytest.mark.slow
 def test_zoo_commands_on_procgen(tmp_path):
     """A model trained on some levels is evaluated on all."""
     small = "-params n_envs:2 n_steps:8 batch_size:16 n_policy_iterations:2 aux_batch_size:16 n_aux_epochs:1".split()

@@ -34,8 +34,6 @@ from tests.hub import watch
 from tests.hub.small_models import MODELS, Honest, honest, nested, write
 from tests.hub.watch import watched
 
-pytestmark = pytest.mark.slow
-
 EXAMPLES = int(os.environ.get("ATTACK_EXAMPLES", 0))
 settings.register_profile(
     "attack",

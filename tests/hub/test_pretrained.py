@@ -27,9 +27,6 @@ from tests.hub.small_models import BOX, MODELS, PHASE, change, honest, refused, 
 from tests.hub.watch import generator_states
 from tests.saving.small_models import numbers_of, same
 
-pytestmark = pytest.mark.slow
-
-
 # ---- round trips ----
 
 

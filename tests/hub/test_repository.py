@@ -23,8 +23,6 @@ from tests.hub.small_models import BOX, refused, small_model
 from tests.hub_server import HubServer
 from tests.saving.small_models import same
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture(scope="module")
 def model() -> PPG:

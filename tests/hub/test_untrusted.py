@@ -25,8 +25,6 @@ from tests.hub.small_models import BOX, change, malicious_zip, refused
 from tests.hub.watch import watched
 from tests.saving.small_models import same
 
-pytestmark = pytest.mark.slow
-
 
 def change_arrays(folder: Path, changes: Callable[[dict[str, th.Tensor]], Any]) -> None:
     arrays = safetensors.torch.load_file(folder / ARRAYS)

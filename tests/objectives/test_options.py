@@ -37,8 +37,9 @@ WeightedDecoupled = type("WeightedDecoupled", (Weighted, DecoupledObjective), {}
 @every_kind
 @pytest.mark.parametrize(("objective", "n_value_epochs"), [(Weighted, None), (Weighted, 1), (WeightedDecoupled, 1)])
 def test_samples_that_weigh_nothing_teach_nothing(kind, objective, n_value_epochs):
-    kwargs = dict(objective=objective, n_value_epochs=n_value_epochs, beta_clone=0.0, normalize_value_targets=False)
-    model = make_kind(kind, objective_kwargs=dict(weight=0.0), **kwargs)
+    kwargs = dict(objective=objective, objective_kwargs=dict(weight=0.0), n_value_epochs=n_value_epochs)
+    unweighted = dict(beta_clone=0.0, normalize_value_targets=False)
+    model = make_kind(kind, ent_coef=1.0, clip_range_vf=0.2, **kwargs, **unweighted)
     before = model.policy.parameters_to_vector()
     model.learn(2 * 16)
     assert model.n_aux_phases == 1
