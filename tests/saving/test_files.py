@@ -77,7 +77,7 @@ def test_models_are_saved_where_the_system_refuses(what, tmp_path, monkeypatch):
 
 
 def test_a_model_is_saved_beside_a_folder_of_its_name(tmp_path):
-    """As in SB3."""
+    """SB3 warns and takes another name, too."""
     (tmp_path / "model.zip").mkdir()
     model = small()
     with pytest.warns(UserWarning, match=r"model.zip' is a folder. Will save instead to .*model.zip_2"):
