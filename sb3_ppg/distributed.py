@@ -210,7 +210,7 @@ def average_gradients(parameters: Sequence[nn.Parameter], values: th.Tensor) -> 
     gradient in some processes, as with layers that are left out at random, it counts as zero there.
     """
     exists = th.tensor([float(parameter.grad is not None) for parameter in parameters]).to(values)
-    gradients = [th.zeros_like(one) if one.grad is None else one.grad for one in parameters]
+    gradients = [th.zeros_like(parameter) if parameter.grad is None else parameter.grad for parameter in parameters]
     average_over_processes([values, exists, *gradients])
     for parameter, gradient, share in zip(parameters, gradients, exists.tolist(), strict=True):
         parameter.grad = gradient if share > 0 else None
@@ -236,14 +236,14 @@ def moments(values: np.ndarray, device: th.device | str = "cpu") -> tuple[float,
 
 def explained_variance(values: np.ndarray, value_targets: np.ndarray, device: th.device) -> float:
     """Return 1 - Var(V_targ - V) / Var(V_targ) over all processes, for any shape; NaN if all targets are equal, as in SB3."""
-    (_, of_targets), (_, of_errors) = (moments(array, device) for array in (value_targets, value_targets - values))
-    return 1 - (of_errors / of_targets) ** 2 if of_targets > 0 else float("nan")
+    (_, target_std), (_, error_std) = (moments(array, device) for array in (value_targets, value_targets - values))
+    return 1 - (error_std / target_std) ** 2 if target_std > 0 else float("nan")
 
 
 def average_batch_statistics(networks: Sequence[nn.Module]) -> None:
     """Average the running means and variances of batch normalization, which each process updates with its own batches."""
-    named = [one for network in networks for one in network.named_buffers()]
-    average_over_processes([buffer for name, buffer in named if name.endswith(("running_mean", "running_var"))])
+    named_buffers = [named for network in networks for named in network.named_buffers()]
+    average_over_processes([buffer for name, buffer in named_buffers if name.endswith(("running_mean", "running_var"))])
 
 
 # ---- objects ----
@@ -278,9 +278,9 @@ def require_equal(settings: Mapping[str, Any]) -> None:
 
     :raises ArgumentError: in every process, if something differs
     """
-    gathered = gather({name: _describe(value) for name, value in settings.items()})
+    gathered = gather({name: _comparable_text(value) for name, value in settings.items()})
     for name in gathered[0]:
-        values = [one.get(name, "nothing") for one in gathered]
+        values = [texts.get(name, "nothing") for texts in gathered]
         if len(set(values)) > 1:
             # Long ones are shown from shortly before their first difference
             start = max(0, len(commonprefix(values)) - 40)  # noqa: RUF071 (they are compared by characters)
@@ -288,7 +288,7 @@ def require_equal(settings: Mapping[str, Any]) -> None:
             raise ArgumentError(f"`{name}` differs between the processes, {shown}: use one value")
 
 
-def _describe(value: Any) -> str:
+def _comparable_text(value: Any) -> str:
     """Return a text that is the same for equal values in different processes: schedules by their values, no addresses."""
     if callable(value) and not isinstance(value, type):
         with suppress(Exception):  # it is no schedule

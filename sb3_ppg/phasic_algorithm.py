@@ -43,7 +43,7 @@ from sb3_ppg.optim.diagnostics import logger_of_run, record_all
 from sb3_ppg.phasic_interface import PhasicInterface
 from sb3_ppg.play import Player
 from sb3_ppg.policies import MixedPrecision, MlpPolicy, PhasicActorCriticPolicy
-from sb3_ppg.prior import NOT_SHARED, SELF, Prior
+from sb3_ppg.prior import PRIOR_LEFT_OUT, SELF, Prior
 from sb3_ppg.saving.files import atomic_writes, checked_model_file, mark_class
 from sb3_ppg.saving.training_state import generators_kept, load_training_state, save_training_state
 from sb3_ppg.training.checks import (
@@ -239,7 +239,7 @@ class PhasicAlgorithm(PhasicInterface):
         self._tell_weights()
         if isinstance(self.prior, Prior):
             self.prior.policy.to(self.device)
-        elif self.prior not in (None, SELF, NOT_SHARED):
+        elif self.prior not in (None, SELF, PRIOR_LEFT_OUT):
             self.prior = Prior(self.prior, self)
         check_networks(self)
         check_objective(self)

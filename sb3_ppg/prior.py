@@ -22,10 +22,8 @@ from sb3_ppg.phasic_interface import PhasicInterface
 from sb3_ppg.policies.mlp import LATEST
 
 SELF = "self"  # as a value of the argument `prior`: the model's own policy when it begins to learn
-NOT_SHARED = "not shared"  # as a value of the argument `prior` in files on the Hub, which do not hold the prior of a model
-
-
-AT_ONCE = 256  # observations in a forward pass that trains nothing: BCQ, as an agent, samples 100 actions for each
+PRIOR_LEFT_OUT = "not shared"  # as a value of the argument `prior` in files on the Hub, which do not hold the prior of a model
+INFERENCE_BATCH = 256  # observations per forward pass without gradient (BCQ tries 100 actions for each)
 
 
 class Prior:
@@ -43,7 +41,7 @@ class Prior:
         if not hasattr(getattr(agent, "policy", None), "get_distribution"):
             remedy = "use a PPG, a PPO, or another algorithm with an action distribution like the model's"
             raise ArgumentError(f"the agent is a {self.name}, which has none: {remedy}")
-        theirs, ours = _describe(agent), _describe(model)
+        theirs, ours = _signature(agent), _signature(model)
         if theirs != ours:
             raise ArgumentError(f"the agent has a {theirs}, the model a {ours}: use an agent like it")
         normalizer = only_normalizer(agent.env)
@@ -77,7 +75,7 @@ class Prior:
         masks = {} if inputs.get("action_masks") is None else {"action_masks": inputs["action_masks"]}
         self._waiting.append((observations, model._last_episode_starts, masks))
         n_steps, end = len(self._waiting), rollout_buffer.pos + 1
-        if self.has_memory or n_steps * env.num_envs >= AT_ONCE or end == rollout_buffer.buffer_size:
+        if self.has_memory or n_steps * env.num_envs >= INFERENCE_BATCH or end == rollout_buffer.buffer_size:
             observations, starts, masks = map_arrays(lambda *arrays: np.concatenate(arrays), *self._waiting)
             parameters = self.parameters(observations, starts, **masks)
             rollout_buffer.prior[end - n_steps : end] = parameters.reshape(n_steps, env.num_envs, -1)
@@ -135,7 +133,7 @@ class Prior:
         return f"Prior of {self.name}, {digest.hexdigest()[:8]}"
 
 
-def _describe(agent: Any) -> str:
+def _signature(agent: Any) -> str:
     """Return the spaces and the kind of action distribution of an agent, which those of a model must equal."""
     distribution = agent.policy.action_dist
     kinds = " and ".join(type(one).__name__ for one in getattr(distribution, "templates", [distribution]))

@@ -186,7 +186,7 @@ def test_an_evaluation_plays_with_epsilon(name):
 
 @pytest.mark.parametrize("name", ["PPG", "MaskablePPG", "PPO"])
 def test_a_callback_evaluates_with_epsilon_and_saves_the_model(name, tmp_path):
-    """As the page says."""
+    """The page derives it from SB3's callback."""
 
     class EpsilonEvalCallback(MaskableEvalCallback if "Maskable" in name else EvalCallback):
         def _init_callback(self):

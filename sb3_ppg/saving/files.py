@@ -21,7 +21,7 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.save_util import open_path
 
 from sb3_ppg.arguments import argument_names
-from sb3_ppg.errors import ModelFormatError, nearest, raised_as, warn
+from sb3_ppg.errors import ModelFormatError, advise, nearest, raised_as, warn
 
 FORMAT_VERSION = 1  # of models
 SAVED_BY = "_saved_by"  # attribute in the file: the version of its format, and the writer's `_class_names`
@@ -36,13 +36,18 @@ def atomic_writes(*paths: Path) -> Iterator[list[Path]]:
     """
     Yield the paths of temporary files to write to, one for each path. At the end of the block they are flushed to the disk;
     when all are there, each takes the place of its path in one step, in order. After an error they are removed. Where the file
-    system refuses that step, as for a file that is mounted alone, the content is copied to the place.
+    system refuses that step, as for a file that is mounted alone, the content is copied to the place. As in SB3, files are
+    overwritten in a folder that may not be written, and instead of a folder, "<path>_2" is written.
 
     :param paths: files of one folder, which is made if it is not there
     :raises OSError: with the paths, if a file cannot be written, for instance because the disk is full
     """
-    places = [path.resolve() for path in paths]  # links stay links
+    places = [_no_folder(path.resolve()) for path in paths]  # links stay links
     folder = places[0].parent
+    if folder.exists() and not os.access(folder, os.W_OK) and all(os.access(place, os.W_OK) for place in places):
+        advise("overwriting", f"{folder} may not be written: its files are overwritten, and damaged if that is interrupted")
+        yield places
+        return
     temporaries = [folder / f"{PREFIX}{uuid.uuid4().hex}.tmp" for _ in places]
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -70,6 +75,14 @@ def atomic_writes(*paths: Path) -> Iterator[list[Path]]:
         for temporary in temporaries:
             with suppress(OSError):
                 temporary.unlink(missing_ok=True)
+
+
+def _no_folder(path: Path) -> Path:
+    """Return a path, or another one if it is a folder's."""
+    if not path.is_dir():
+        return path
+    warn(f"Path '{path}' is a folder. Will save instead to {path}_2")
+    return _no_folder(Path(f"{path}_2"))
 
 
 def _remove_leftovers(folder: Path) -> None:

@@ -8,9 +8,11 @@ import re
 import resource
 import signal
 import time
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from unittest.mock import Mock
 
 import numpy as np
@@ -74,11 +76,44 @@ def test_models_are_saved_where_the_system_refuses(what, tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["model.zip"]
 
 
+def test_a_model_is_saved_beside_a_folder_of_its_name(tmp_path):
+    """SB3 warns and takes another name, too."""
+    (tmp_path / "model.zip").mkdir()
+    model = small()
+    with pytest.warns(UserWarning, match=r"model.zip' is a folder. Will save instead to .*model.zip_2"):
+        model.save(tmp_path / "model")
+    assert same(PPG.load(tmp_path / "model.zip_2", device="cpu"), model)
+
+
+def save_as_another_user(path: Path) -> list[str]:
+    """Save twice where an ordinary user may write the file, but not the folder; return the warnings."""
+    model = small().learn(8)
+    model.save(path)
+    path.chmod(0o666)
+    path.parent.chmod(0o555)
+    model.learn(8, reset_num_timesteps=False)
+    if os.getuid() == 0:
+        os.setresuid(65534, 65534, 65534)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            model.save(path)
+        return [str(one.message) for one in caught]
+
+
+def test_a_file_is_overwritten_in_a_folder_that_may_not_be_written():
+    with TemporaryDirectory(dir="/tmp") as folder:  # which any user may enter
+        os.chmod(folder, 0o755)
+        (message,) = run_in_a_new_process(save_as_another_user, Path(folder, "model.zip"))
+        assert PPG.load(Path(folder, "model.zip"), device="cpu").num_timesteps == 16
+    assert "may not be written: its files are overwritten" in message
+
+
 def test_an_error_between_two_files_leaves_complete_ones(tmp_path):
     paths = [tmp_path / "first", tmp_path / "second"]
     paths[0].write_text("old")
-    paths[1].mkdir()
     with pytest.raises(OSError, match="second could not be written: Is a directory"), atomic_writes(*paths) as temporaries:
+        paths[1].mkdir()
         for temporary in temporaries:
             temporary.write_text("new")
     assert paths[0].read_text() == "new" and {*tmp_path.iterdir()} == {*paths} and not any(paths[1].iterdir())
