@@ -233,7 +233,7 @@ def test_after_an_error_no_rollout_is_there_twice(phase, error, monkeypatch, tmp
 
     model = make(replay_kwargs=dict(policy_rollouts=3), n_policy_iterations=2, n_epochs=2).learn(16)
     with pytest.raises(type(error)), monkeypatch.context() as patched:
-        patched.setattr(model.objective, f"{phase}_losses" if phase == "auxiliary" else "after_policy_step", fail)
+        patched.setattr(type(model.objective), f"{phase}_losses" if phase == "auxiliary" else "after_policy_step", fail)
         model.learn(16, reset_num_timesteps=False)
     assert len(model.replay.rollouts) == (1 if phase == "policy" else 2)
     saved_and_loaded(model, tmp_path)
