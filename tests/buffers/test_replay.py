@@ -244,7 +244,7 @@ def test_after_an_error_no_rollout_is_there_twice(phase, error, monkeypatch, tmp
 
 
 def test_there_has_to_be_room(monkeypatch):
-    monkeypatch.setattr("sb3_ppg.buffers.memory.available_memory", lambda: 10)
+    monkeypatch.setattr("sb3_ppg.buffers.replay.available_memory", lambda: 10)
     with pytest.raises(ArgumentError, match=r"`replay_kwargs`=.*observations of 2 rollouts take .* only 10 are available"):
         make(n_aux_epochs=0, replay_kwargs=dict(policy_rollouts=2)).learn(16)
 
