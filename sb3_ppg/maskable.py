@@ -16,7 +16,6 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_ppg.actions import NESTED
 from sb3_ppg.arguments import arguments_explained
-from sb3_ppg.buffers.rollouts import Rollout
 from sb3_ppg.environments.watched import workers_watched
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.policies import (
@@ -187,8 +186,3 @@ class MaskablePPG(PPG):
             env, dimension = np.argwhere(~possible)[0]
             raise ArgumentError(f"`action_masks` of environment {env} allow no action in dimension {dimension}")
         return action_masks
-
-    def latest_rollout(self) -> Rollout:
-        rollout = super().latest_rollout()
-        rollout.arrays["action_masks"] = rollout.arrays["action_masks"].astype(bool)
-        return rollout

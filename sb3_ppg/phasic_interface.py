@@ -3,7 +3,6 @@
 import math
 from functools import cached_property, partial
 from typing import Any, ClassVar, Literal
-from unittest.mock import patch
 
 import numpy as np
 import torch as th
@@ -272,17 +271,6 @@ class PhasicInterface(OnPolicyAlgorithm):
     def aux_keys(self) -> tuple[str, ...]:
         """Names of a rollout's arrays that the auxiliary phase keeps."""
         return ("observations", "targets", *self.policy.input_keys, *self.objective.aux_keys)
-
-    def rollout_template(self) -> Rollout:
-        """Return a rollout with the shapes and types of collected ones, without the objective's extras."""
-        values = next(self.policy.value_net.parameters()).new_zeros(self.n_envs, self.n_reward_components or 1, device="cpu")
-        observations = smallest_observations(self.rollout_buffer, self.n_envs)
-        end = RolloutEnd(observations, values.squeeze(1).numpy(), np.zeros(self.n_envs, dtype=bool), self.memory())
-        with patch.object(self, "rollout_end", end):
-            rollout = self.latest_rollout()
-        if hasattr(self.prior, "n_parameters"):
-            rollout.arrays["prior"] = np.zeros((self.n_envs, self.n_steps, self.prior.n_parameters), np.float32)
-        return rollout
 
     # ---- compiled updates ----
 

@@ -4,7 +4,7 @@ import copy
 import math
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import IO, Any, Literal, Self
 
 import numpy as np
 import torch as th
+from stable_baselines3.common.buffers import RolloutBuffer
 
 from sb3_ppg.arguments import check_values
 from sb3_ppg.arrays import map_arrays
@@ -142,13 +143,16 @@ class AuxBuffer:
         self._new_file().close()
         return shutil.disk_usage(self.path).free
 
-    def check_room(self, rollout: Rollout, n_rollouts: int) -> None:
+    def check_room(self, rollout_buffer: RolloutBuffer, keys: Iterable[str], n_rollouts: int) -> None:
         """
-        Refuse to begin if the memory, or the disk, cannot hold so many further rollouts like this one.
+        Refuse to begin if the memory, or the disk, cannot hold the arrays with these names of so many further rollouts.
 
         :raises ArgumentError: with the sizes, and what to do
         """
-        needed, available = n_rollouts * n_bytes(rollout.arrays) * n_local_processes(), self.available_bytes()
+        step = Rollout.of(rollout_buffer, steps=slice(1))
+        step_bytes = n_bytes(step.select({*keys} & {*step.arrays} - {*step.states}).arrays)  # states are kept once
+        needed = n_rollouts * rollout_buffer.buffer_size * step_bytes * n_local_processes()
+        available = self.available_bytes()
         place, remedy = "memory", "keep them on a disk, aux_buffer_kwargs=dict(storage='mmap', path=folder)"
         if self.storage == "mmap":
             place, remedy = f"the disk of {self.path}", "use another disk, aux_buffer_kwargs=dict(path=...)"

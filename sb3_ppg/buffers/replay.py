@@ -9,7 +9,7 @@ import numpy as np
 
 from sb3_ppg.arguments import check_values
 from sb3_ppg.buffers.memory import available_memory
-from sb3_ppg.buffers.rollouts import Kind, Rollout, batches, n_bytes
+from sb3_ppg.buffers.rollouts import Kind, Observations, Rollout, batches, n_bytes
 from sb3_ppg.distributed import n_local_processes
 
 KINDS: tuple[Kind, ...] = ("policy", "value")
@@ -53,10 +53,10 @@ class RolloutReplay:
         """The number of rollouts that a resumed run needs: none, if each is used only in its own update."""
         return len(self.rollouts) if self.capacity > 1 else 0
 
-    def shortage(self, rollout: Rollout) -> str:
-        """Return how much memory the observations of further rollouts like this one lack; empty if there is enough."""
+    def shortage(self, observations: Observations) -> str:
+        """Return how much memory further rollouts with such observations lack; empty if there is enough."""
         available = available_memory()
-        needed = (self.capacity - len(self.rollouts)) * n_bytes(rollout.arrays["observations"]) * n_local_processes()
+        needed = (self.capacity - len(self.rollouts)) * n_bytes(observations) * n_local_processes()
         if self.capacity == 1 or needed <= available:
             return ""
         return (

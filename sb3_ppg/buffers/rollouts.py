@@ -81,6 +81,8 @@ class Rollout:
             if steps == slice(None) and name in getattr(buffer, "replaceable", ()):
                 setattr(buffer, name, map_arrays(lambda leaf: leaf.swapaxes(0, 1), copied))
         arrays["actions"] = arrays["actions"].astype(np.float32)  # as SB3's minibatches have them
+        if "action_masks" in arrays:
+            arrays["action_masks"] = arrays["action_masks"].astype(bool)
         last = {} if end is None else {f"last_{name}": one for name, one in end._asdict().items() if one is not None}
         arrays |= map_arrays(lambda array: np.array(array)[:, None], last)
         return cls(arrays, getattr(buffer, "states", ()))

@@ -15,7 +15,7 @@ from stable_baselines3.common.running_mean_std import RunningMeanStd
 
 from sb3_ppg.buffers.replay import KINDS
 from sb3_ppg.buffers.rollout_buffers import NormalizedRewardRolloutBuffer
-from sb3_ppg.buffers.rollouts import Rollout
+from sb3_ppg.buffers.rollouts import Rollout, leaves_of
 from sb3_ppg.distributed import rank_and_size
 from sb3_ppg.environments.watched import all_statistics
 from sb3_ppg.errors import ArgumentError, ModelFormatError, NonFiniteError, raised_as, warn
@@ -146,11 +146,9 @@ def load_training_state(model: PhasicInterface, path: Path) -> None:
         aux_buffer, replayed = model.aux_buffer.emptied(), []
         if same_processes:
             n_stored, _ = model.n_kept_rollouts()
-            like, allowed = model.rollout_template(), model.allow_nonfinite_observations
-            kept = like.kept(name for name in model.aux_keys if name in like.arrays)
-            aux_buffer.check_room(kept, n_stored)
+            aux_buffer.check_room(model.rollout_buffer, model.aux_keys, n_stored)
             for index in range(n_stored):  # one after the other: only a disk may have room for all
-                aux_buffer.add(_read_rollout(archive, f"rollouts/{index}", kept, model.aux_keys, allowed))
+                aux_buffer.add(_read_rollout(archive, f"rollouts/{index}", model, model.aux_keys))
             aux_buffer.progress = description["progress_of_rollouts"]
             replayed = _replayed(model, own, archive, description["replay_uses"])
             if aux_buffer.capacity is None and aux_buffer.n_new < len(aux_buffer):
@@ -184,37 +182,40 @@ def _replayed(model: PhasicInterface, path: Path, archive: Any, uses: list[list[
             f"{path} has {len(uses)} rollouts that the policy phase is to learn from again, this model keeps "
             f"{model.replay.capacity}: use the `replay_kwargs` of its training"
         )
-    like, allowed = model.rollout_template(), model.allow_nonfinite_observations
-    rollouts = [_read_rollout(archive, f"replay/{index}", like, like.arrays, allowed) for index in range(len(uses))]
+    rollouts = [_read_rollout(archive, f"replay/{index}", model, model.policy_keys) for index in range(len(uses))]
     for rollout, numbers in zip(rollouts, uses, strict=True):
         rollout.uses.update(dict(zip(KINDS, numbers, strict=True)))
     return rollouts
 
 
-def _read_rollout(archive: Any, name: str, like: Rollout, names: Iterable[str], allow_observations: bool) -> Rollout:
+def _read_rollout(archive: Any, name: str, model: PhasicInterface, keys: Iterable[str]) -> Rollout:
     """
-    Read a rollout with the arrays of ``like``, and those with other ``names``, an objective's extras, whose sizes and types
-    nothing but the file knows.
+    Read a rollout. Arrays that the rollout buffer has, too, must have its shapes and types; the file gives those of others.
+
+    :param keys: names of arrays that have to be there
     """
-    arrays = _read(archive, name, like.arrays, allow_observations)
-    for one in set(names) - arrays.keys():
-        extra = archive[f"{name}/{one}"]
-        if extra.shape[:2] not in (like.shape, (like.shape[0], 1)) or not _is_finite(extra):
-            raise ValueError(f"{name}/{one} is not finite, or has another shape than the rollout")
-        arrays[one] = extra
-    return Rollout(arrays, like.states)
+    step, allowed = Rollout.of(model.rollout_buffer, steps=slice(1)), model.allow_nonfinite_observations
+    known = step.arrays | {"last_observations": step.arrays["observations"]}
+    names = [file.removeprefix(f"{name}/").split("/")[0] for file in archive.files if file.startswith(f"{name}/")]
+    arrays = {key: _read(archive, f"{name}/{key}", known.get(key), 2, allowed) for key in dict.fromkeys([*names, *keys])}
+    sizes = {leaf.shape[:2] for leaf in leaves_of(arrays)}
+    if sizes - {(model.n_envs, model.n_steps), (model.n_envs, 1)}:
+        raise ValueError(f"{name} has arrays of {sizes} environments and steps")
+    return Rollout(arrays, step.states)
 
 
-def _read(archive: Any, name: str, like: Any, allow_observations: bool = False) -> Any:
+def _read(archive: Any, name: str, like: Any, n_free: int = 0, allow_observations: bool = False) -> Any:
     """
-    Read an array, or a dictionary of arrays, of the same shapes and types as ``like``. Only observations may be NaN or
-    infinite, if ``allow_observations``.
+    Read an array, or a dictionary of arrays, of the same types and shapes as ``like``, apart from the first ``n_free``
+    dimensions; of any if ``like`` is None. Only observations may be NaN or infinite, if ``allow_observations``.
     """
     if isinstance(like, dict):
-        return {key: _read(archive, f"{name}/{key}", part, allow_observations) for key, part in like.items()}
+        return {key: _read(archive, f"{name}/{key}", part, n_free, allow_observations) for key, part in like.items()}
     array = archive[name]
-    if (array.shape, array.dtype) != (like.shape, like.dtype):
-        raise ValueError(f"{name} is {array.dtype} {array.shape}, not {like.dtype} {like.shape}")
+    shape = array.shape if like is None else (*array.shape[:n_free], *like.shape[n_free:])
+    dtype = array.dtype if like is None else like.dtype
+    if (array.shape, array.dtype) != (shape, dtype):
+        raise ValueError(f"{name} is {array.dtype} {array.shape}, not {dtype} {shape}")
     if not _is_finite(array) and not (allow_observations and "observations" in name):
         raise ValueError(f"{name} has a number that is not finite")
     return array

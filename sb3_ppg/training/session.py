@@ -153,11 +153,10 @@ def _prepare(model: PhasicInterface, total_timesteps: float, reset_num_timesteps
         model._missing_rollouts = model.n_kept_rollouts()
         model.aux_buffer.reset()
         model.replay.rollouts = []
-    template, aux_buffer = model.rollout_template(), model.aux_buffer
     if model.n_aux_epochs > 0:
-        n_missing = (aux_buffer.capacity or model.n_policy_iterations) - len(aux_buffer)
-        aux_buffer.check_room(template.kept(name for name in model.aux_keys if name in template.arrays), n_missing)
-    shortage = model.replay.shortage(template)
+        n_missing = (model.aux_buffer.capacity or model.n_policy_iterations) - len(model.aux_buffer)
+        model.aux_buffer.check_room(model.rollout_buffer, model.aux_keys, n_missing)
+    shortage = model.replay.shortage(model.rollout_buffer.observations)
     require(model, not shortage, "replay_kwargs", shortage)
     warn_of_missing_rollouts(model)
     model._missing_rollouts = None

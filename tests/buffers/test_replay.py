@@ -233,7 +233,7 @@ def test_after_an_error_no_rollout_is_there_twice(phase, error, monkeypatch, tmp
 
     model = make(replay_kwargs=dict(policy_rollouts=3), n_policy_iterations=2, n_epochs=2).learn(16)
     with pytest.raises(type(error)), monkeypatch.context() as patched:
-        patched.setattr(model.objective, f"{phase}_losses" if phase == "auxiliary" else "after_policy_step", fail)
+        patched.setattr(type(model.objective), f"{phase}_losses" if phase == "auxiliary" else "after_policy_step", fail)
         model.learn(16, reset_num_timesteps=False)
     assert len(model.replay.rollouts) == (1 if phase == "policy" else 2)
     saved_and_loaded(model, tmp_path)
@@ -244,7 +244,7 @@ def test_after_an_error_no_rollout_is_there_twice(phase, error, monkeypatch, tmp
 
 
 def test_there_has_to_be_room(monkeypatch):
-    monkeypatch.setattr("sb3_ppg.buffers.memory.available_memory", lambda: 10)
+    monkeypatch.setattr("sb3_ppg.buffers.replay.available_memory", lambda: 10)
     with pytest.raises(ArgumentError, match=r"`replay_kwargs`=.*observations of 2 rollouts take .* only 10 are available"):
         make(n_aux_epochs=0, replay_kwargs=dict(policy_rollouts=2)).learn(16)
 
