@@ -12,7 +12,6 @@ from matplotlib.figure import Figure
 from benchmarks.harness import Experiment, Report
 from sb3_ppg.comparison.report import draw_seeds, finish, page, table
 
-N_TURNS = 3
 RUN = dict(part="curves", processor="", task="LunarLander-v3", threads=1, contestant="PPG", seed=0)  # its columns
 SBX = "SBX PPO"
 COLORS = {  # in the picture; none: there are no curves
@@ -59,8 +58,8 @@ def report(experiment: Experiment) -> Report:
         finish(axes, title, xlabel, "return of the latest 100 episodes", legend="best")
     text = page(
         "Compiled updates: whole trainings",
-        f"`python -m benchmarks.compiled` at commit 76f21b7. Steps per second after the first phase, medians of up to "
-        f"{N_TURNS} turns; auxiliary phases are included except where the column says otherwise. Compiling: seconds by which "
+        "`python -m benchmarks.compiled` at commit 76f21b7. Steps per second after the first phase, medians of up to "
+        "3 turns; auxiliary phases are included except where the column says otherwise. Compiling: seconds by which "
         "the first phase is slower than the others, with an empty cache and in later trainings (JAX keeps none). 8 "
         "environments x 256 steps, minibatches of 64, ten epochs; MinAtar: 32 x 128, 512, two, where SBX has two CNNs and "
         "the others have one. With one thread a training has one core, environments included. AMD: an earlier build, commit "

@@ -64,9 +64,9 @@ def report(experiment: Experiment) -> Report:
     text = page(
         "Fine-tuning",
         f"`python -m benchmarks.finetuning` at commit 76f21b7, one thread per training. {machines(rows)} Interquartile means, "
-        "with 95 % bootstrap intervals (rliable). Before and after: deterministic episodes, DoorKey's with samples. Dip: the deepest "
-        "fall of the return in training below its highest before. Steps: until half and all of the mean return that the best "
-        "of the three has at the end; the length of the training, if that was not reached.",
+        "with 95 % bootstrap intervals (rliable). Before and after: deterministic episodes, DoorKey's with samples. Dip: the "
+        "deepest fall of the return in training below its highest before. Steps: until half and all of the mean return that "
+        "the best of the three has at the end; the length of the training, if that was not reached.",
         table(["environment", "", "seeds", "before", "dip", "steps to half", "steps to all", "after"], lines),
     )
     return {"finetuning.md": text, "finetuning.png": figure}

@@ -15,7 +15,7 @@ import argparse
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -24,7 +24,6 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import yaml
 from matplotlib.figure import Figure
@@ -65,12 +64,6 @@ def trained(
     return run
 
 
-def in_a_process(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Return the result of a function of a module, called in a new process."""
-    with ProcessPoolExecutor(1, get_context("spawn")) as process:
-        return process.submit(function, *arguments).result()
-
-
 def take_turns(contestants: Mapping[str, tuple], n_turns: int = 5) -> pd.DataFrame:
     """
     Measure contestants alternately, each in its own process, so that what the machine does meanwhile falls on all of them.
@@ -78,7 +71,7 @@ def take_turns(contestants: Mapping[str, tuple], n_turns: int = 5) -> pd.DataFra
     :param contestants: by name, a function that makes a measurement, and its arguments
     :return: a row per turn and contestant, with what it measured, except turn 0
     """
-    rows = []
+    rows: list[dict[str, Any]] = []
     with ExitStack() as stack:
         processes = {name: stack.enter_context(ProcessPoolExecutor(1, get_context("spawn"))) for name in contestants}
         for turn in range(n_turns + 1):
@@ -111,7 +104,6 @@ class Experiment:
     :param report: from the experiment: files to write in ``results``
     :param columns: from a run: the columns that are known before it is carried out
     :param identity: the columns that identify a row; empty: all of ``columns``
-    :param results: folder of rows, tables and pictures
     """
 
     name: str
@@ -120,11 +112,10 @@ class Experiment:
     report: Callable[["Experiment"], Report]
     columns: Callable[[Any], dict[str, Any]] = dict
     identity: tuple[str, ...] = ()
-    results: Path = RESULTS
 
     @property
     def types(self) -> dict[str, type]:
-        """Return the columns that are known before a run is carried out, and their types."""
+        """Return the columns that are known before a run is carried out, with their types."""
         return {column: type(value) for column, value in self.columns(next(iter(self.wanted()))).items()}
 
     def rows(self, present: bool = True) -> pd.DataFrame:
@@ -140,8 +131,8 @@ class Experiment:
         return table
 
     def curves(self) -> pd.DataFrame:
-        """Return the points of all curves."""
-        return self._read(f"{self.name}_curves.csv", "steps")
+        """Return the points of all curves, the latest of a run that was killed between its curve and its row."""
+        return self._read(f"{self.name}_curves.csv", "steps").drop_duplicates([*self._identity, "steps"], keep="last")
 
     def missing(self, runs: Iterable[Any]) -> list[Any]:
         """Return the runs without a row, each once."""
@@ -151,28 +142,21 @@ class Experiment:
     def add(self, run: Any, row: Mapping[str, Any], curve: pd.DataFrame | None = None) -> None:
         """Write the row and the curve of a run."""
         if curve is not None:
-            file, known = self.results / f"{self.name}_curves.csv", self.curves()
-            again = np.array([key == self._key(run) for key in self._keys(known)], bool)
-            if again.any():
-                known[~again].to_csv(file, index=False)  # a kill came between the curve and its row
-            _append(file, curve.assign(**dict(zip(self._identity, self._key(run), strict=True))))
-        _append(self.results / f"{self.name}.csv", pd.DataFrame([{**self.columns(run), "machine": machine(), **row}]))
+            identity = dict(zip(self._identity, self._key(run), strict=True))
+            _append(RESULTS / f"{self.name}_curves.csv", curve.assign(**identity))
+        _append(RESULTS / f"{self.name}.csv", pd.DataFrame([{**self.columns(run), "machine": machine(), **row}]))
 
     def carry_out(self, runs: Iterable[Any], n_jobs: int = 1) -> None:
         """Carry out the runs that are missing. The first that fails ends the others."""
         assert self.train is not None, "this benchmark has its rows: see its description"
-        folders = {LOGS / self.name / short_hash(self._key(run)): run for run in self.missing(runs)}
-
-        def carry_out(folder: Path, run: Any) -> Outcome:
+        pairs = [(run, LOGS / self.name / short_hash(self._key(run))) for run in self.missing(runs)]
+        for _, folder in pairs:
             folder.mkdir(parents=True, exist_ok=True)
-            return self.train(run, folder)  # type: ignore[misc]
-
         with ThreadPoolExecutor(n_jobs) as threads:
-            futures = {threads.submit(carry_out, *pair): pair for pair in folders.items()}
+            futures = {threads.submit(self.train, *pair): pair for pair in pairs}
             try:
                 for future in tqdm(as_completed(futures), total=len(futures), disable=None):
-                    folder, run = futures[future]
-                    row, curve = future.result()
+                    (run, folder), (row, curve) = futures[future], future.result()
                     self.add(run, row, curve)
                     shutil.rmtree(folder)
                     tqdm.write(", ".join(f"{name} {value}" for name, value in {**self.columns(run), **row}.items()))
@@ -185,29 +169,25 @@ class Experiment:
         report = self.report(self)
         for name, content in report.items():
             if isinstance(content, Figure):
-                content.savefig(self.results / name)
+                content.savefig(RESULTS / name)
             else:
-                (self.results / name).write_text(content)
+                (RESULTS / name).write_text(content)
         return "\n".join(str(content) for name, content in report.items() if name.endswith(".md"))
 
     def main(self) -> None:
         """Run the command line of the module that is executed."""
         os.environ["OMP_NUM_THREADS"] = "1"  # for the processes
-        parser = argparse.ArgumentParser(
-            description=sys.modules["__main__"].__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-        )
+        about, form = sys.modules["__main__"].__doc__, argparse.RawDescriptionHelpFormatter
+        parser = argparse.ArgumentParser(description=about, formatter_class=form)
         parser.add_argument("command", nargs="?", default="run", choices=["run", "list", "report"])
         parser.add_argument("--jobs", default=1, type=int, help="runs at a time")
         for name in self.types:
             parser.add_argument(f"--{name}", nargs="*", help="only these")
-        parser.add_argument("--only", nargs="*", help="only runs with one of these values in a column")
         args = parser.parse_args()
         runs = list(self.wanted())
         for name in self.types:
             if (values := getattr(args, name)) is not None:
                 runs = [run for run in runs if str(self.columns(run)[name]) in values]
-        if args.only is not None:
-            runs = [run for run in runs if {*map(str, self.columns(run).values())} & {*args.only}]
         if args.command == "list":
             print(*(list(self.columns(run).values()) for run in self.missing(runs)), sep="\n")
         else:
@@ -216,18 +196,18 @@ class Experiment:
             print(self.write())
 
     @property
-    def _identity(self) -> Sequence[str]:
-        return self.identity or list(self.types)
+    def _identity(self) -> list[str]:
+        return list(self.identity or self.types)
 
     def _key(self, run: Any) -> tuple[Any, ...]:
         columns = self.columns(run)
         return tuple(columns[name] for name in self._identity)
 
     def _keys(self, table: pd.DataFrame) -> list[tuple]:
-        return list(table[list(self._identity)].itertuples(index=False, name=None))
+        return list(table[self._identity].itertuples(index=False, name=None))
 
     def _read(self, name: str, *further: str) -> pd.DataFrame:
-        file = self.results / name
+        file = RESULTS / name
         return pd.read_csv(file, dtype=self.types) if file.exists() else pd.DataFrame(columns=[*self.types, *further])
 
 

@@ -61,7 +61,7 @@ def train(run: dict[str, Any], folder: Path) -> Outcome:
     done = trained(folder, algo, env_id, entries[algo], run["seed"], n_timesteps, *evaluations)
     (mean, std), last, points = done.evaluation(), done.episodes().iloc[-1], done.curve()
     if is_evaluated:
-        with np.load(next(done.folder.rglob("evaluations.npz"))) as found:
+        with np.load(done.folder / "evaluations.npz") as found:
             points = pd.DataFrame({"steps": found["timesteps"], "return": found["results"].mean(axis=1).round(2)})
     return dict(steps=last["steps"], mean=mean, std=std, seconds=round(last["seconds"], 1)), points
 

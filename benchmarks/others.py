@@ -6,11 +6,12 @@ with ``VecNormalize(norm_obs=False)``, because PPG does not depend on the scale 
 six minutes of a core at the speeds in others_speed.csv (measured in turns at commit 76f21b7, as the first seed was trained).
 The packages have the versions of environments.yml, each in a virtual environment that only its own runs see.
 
-    python -m benchmarks.others [run|report] [--jobs 2] [--only highway] [--seeds 5]
+    python -m benchmarks.others [run|report] [--jobs 2] [--only highway]
 """
 
 import argparse
 import importlib
+import itertools
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -34,6 +35,7 @@ SECONDS, N_SEEDS = 360.0, 5
 SPEED = pd.read_csv(RESULTS / "others_speed.csv").set_index(["task", "contestant"])
 NORMALIZED = "PPO, normalized rewards"
 CONTESTANTS = ("PPG", "PPO", NORMALIZED)
+POLICY = dict(policy="MultiInputPolicy")  # for observations of several parts
 
 
 class Task(NamedTuple):
@@ -54,12 +56,11 @@ class Task(NamedTuple):
     title: str = ""
 
 
-DICT = dict(policy="MultiInputPolicy")
 TASKS = {
     "highway": Task("highway-env", "highway_env", "highway-fast-v0"),
     "flappy": Task("flappy-bird-gymnasium", "flappy_bird_gymnasium", "FlappyBird-v0", dict(use_lidar=False)),
-    "maze": Task("gymnasium-robotics", "gymnasium_robotics", "PointMaze_UMazeDense-v3", settings=DICT),
-    "panda": Task("panda-gym", "panda_gym", "PandaReachDense-v3", settings=DICT),
+    "maze": Task("gymnasium-robotics", "gymnasium_robotics", "PointMaze_UMazeDense-v3", settings=POLICY),
+    "panda": Task("panda-gym", "panda_gym", "PandaReachDense-v3", settings=POLICY),
     "bullet": Task("pybullet-envs-gymnasium", "pybullet_envs_gymnasium", "HopperBulletEnv-v0"),
     "metaworld": Task("metaworld", "metaworld", "Meta-World/MT1", dict(env_name="reach-v3", seed=0)),
     # Three agents in place of the environment of this ID
@@ -177,12 +178,8 @@ if __name__ == "__main__":
     parser.add_argument("command", nargs="?", default="run", choices=["run", "report"])
     parser.add_argument("--jobs", default=1, type=int, help="runs at a time")
     parser.add_argument("--only", nargs="*", default=list(TASKS), choices=list(TASKS), help="only these")
-    parser.add_argument("--seeds", default=N_SEEDS, type=int, help="number of seeds")
     options = parser.parse_args()
-    groups: dict[Any, list[dict[str, Any]]] = {}
-    for run in OTHERS.missing(wanted()):
-        if run["task"] in options.only and run["seed"] < options.seeds and options.command == "run":
-            groups.setdefault((run["seed"], run["task"]), []).append(run)
-    for group in groups.values():
-        carry_out_all(group, options.jobs)
+    for seed, task in itertools.product(range(N_SEEDS if options.command == "run" else 0), options.only):
+        if runs := OTHERS.missing(dict(task=task, contestant=name, seed=seed) for name in CONTESTANTS):
+            carry_out_all(runs, options.jobs)
     print(OTHERS.write())

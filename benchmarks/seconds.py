@@ -12,7 +12,7 @@ from typing import Any
 
 import pandas as pd
 
-from benchmarks.harness import Experiment, Outcome, Report, trained
+from benchmarks.harness import RESULTS, Experiment, Outcome, Report, trained
 from benchmarks.scores import Task
 from benchmarks.suites.contestants import TASKS, Settings, entry
 from benchmarks.suites.experiment import Comparison
@@ -25,8 +25,7 @@ N_SEEDS = 5
 FULL = 2_000_000  # steps
 COMPILED, IN_TURNS = "PPG, compiled", "seconds_speed.csv"  # who was measured, too; where the speed is
 # By algorithm, the number of its best trial, and its changes to the entries in suites/
-QUICK: Settings = dict(n_epochs=2, learning_rate=2e-3)
-BEST: dict[str, tuple[int, Settings]] = {"ppo": (1, QUICK), "ppg": (7, dict(QUICK, n_aux_epochs=1))}
+BEST = {"ppo": (1, dict(n_epochs=2, learning_rate=2e-3)), "ppg": (7, dict(n_epochs=2, learning_rate=2e-3, n_aux_epochs=1))}
 
 
 def settings(algorithm: str, game: str) -> Settings:
@@ -66,7 +65,7 @@ def comparison(is_compiled: bool = False) -> Comparison:
     tables = (SECONDS.rows(), SECONDS.curves())
     rows, curves = (one.assign(task=one["game"], contestant=one["algorithm"].str.upper()) for one in tables)
     full = rows.rename(columns={"return": "train_return"}).assign(test_episodes=None)
-    speed = pd.read_csv(SECONDS.results / IN_TURNS)
+    speed = pd.read_csv(RESULTS / IN_TURNS)
     if is_compiled:
         speed = speed[speed["contestant"] != "PPG"].replace({"contestant": {COMPILED: "PPG"}})
     medians = speed.groupby(["task", "contestant"])["seconds"].median()

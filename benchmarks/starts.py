@@ -9,6 +9,8 @@ and of the last auxiliary phase how far the policy moved and how well its auxili
 import itertools
 import json
 import time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ import pandas as pd
 from stable_baselines3.common.callbacks import ConvertCallback
 from stable_baselines3.common.logger import configure
 
-from benchmarks.harness import Experiment, Outcome, Report, in_a_process
+from benchmarks.harness import Experiment, Outcome, Report
 from benchmarks.suites.contestants import entries_of, made
 from benchmarks.tables import machines
 from sb3_ppg import PPG
@@ -64,8 +66,9 @@ def tuned_entries(algo: str) -> dict[str, str]:
 
 
 def train(run: dict[str, Any], folder: Path) -> Outcome:
-    """Train an entry."""
-    return in_a_process(start, run, folder), None
+    """Train an entry in a process of its own."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as process:
+        return process.submit(start, run, folder).result(), None
 
 
 def start(run: dict[str, Any], folder: Path) -> dict[str, Any]:

@@ -5,8 +5,7 @@ PPG, its relatives and PPO on suites of tasks: MinAtar, Procgen, MuJoCo, MiniGri
     python -m benchmarks.suites report
 
 ``run`` trains what results/suites.csv does not have, the most informative first. ``contestants.py`` has the tables to extend.
-suites_speed.csv has the times of the leading contestants in turns on one machine, because runs come from many: ``speed`` at
-commit 76f21b7.
+suites_speed.csv, of the leading contestants in turns on one machine, was measured by ``speed`` at commit 76f21b7.
 """
 
 from benchmarks.suites.experiment import SUITES

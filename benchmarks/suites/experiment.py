@@ -198,7 +198,7 @@ def comparisons(experiment: Experiment) -> list[Comparison]:
         curves = all_curves.merge(rows[["settings", "seed", "task", "contestant"]], on=["settings", "seed"])
         if len(rows) > 0:
             tasks = [task for task in TASKS if task.suite == suite and (rows["task"] == task.env_id).any()]
-            found.append(Comparison(suite, n_timesteps, tasks, rows, curves, pd.read_csv(experiment.results / SPEED)))
+            found.append(Comparison(suite, n_timesteps, tasks, rows, curves, pd.read_csv(RESULTS / SPEED)))
     return found
 
 
