@@ -13,7 +13,6 @@ Rows of all runs: results/defaults.csv. Writes results/defaults.md and defaults.
 
 import itertools
 import json
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,16 +20,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
-from stable_baselines3 import PPO
-from stable_baselines3.common.env_util import make_vec_env
-from stable_baselines3.common.vec_env import VecNormalize
 
-from benchmarks.harness import Experiment, Report, defaults_of
+from benchmarks.harness import Experiment, Report, defaults_of, trained
 from benchmarks.scores import Task, improvements, interquartile_means
 from benchmarks.tables import COLORS, machines
 from sb3_ppg import PPG
 from sb3_ppg.comparison.report import finish, page, table
-from sb3_ppg.comparison.training import Episodes
 
 SEARCHED = [
     Task("CartPole-v1", 50_000, 22.0, 500.0),
@@ -80,15 +75,11 @@ BOTH = {name: CONTROLS[name] for name in ("PPO", "PPG")}
 def train(run: dict[str, Any], folder: Path) -> tuple[dict[str, float], None]:
     """Train an agent; the mean return of the episodes that end in the last tenth of the run."""
     n_timesteps, seed = TASKS[run["env_id"]].n_timesteps, run["seed"]
-    env = make_vec_env(run["env_id"], 1, seed=seed)
-    name = run["algorithm"].removesuffix(NORMALIZED)
+    name, settings = run["algorithm"].removesuffix(NORMALIZED), dict(policy="MlpPolicy", **json.loads(run["arguments"]))
     if name != run["algorithm"]:
-        env = VecNormalize(env, norm_obs=False)
-    algorithm, arguments = {"PPG": PPG, "PPO": PPO}[name], json.loads(run["arguments"])
-    model = algorithm("MlpPolicy", env, seed=seed, device="cpu", **arguments)
-    episodes = Episodes(time.process_time)
-    model.learn(n_timesteps, callback=episodes)
-    late = episodes.table().query("steps > 0.9 * @n_timesteps")
+        settings["normalize"] = "dict(norm_obs=False, norm_reward=True)"
+    done = trained(folder, name.lower(), run["env_id"], settings, seed, n_timesteps)
+    late = done.episodes().query("steps > 0.9 * @n_timesteps")
     return {"return": round(float(late["return"].mean()), 2), "seconds": round(late["seconds"].iloc[-1])}, None
 
 

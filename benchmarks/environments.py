@@ -2,7 +2,7 @@
 Packages of environments. Each is installed in a virtual environment of its own, above the packages of this one, where one of
 its environments is checked, PPG trains in it, and the model is saved, loaded and played. What fails has its reason there.
 
-    python -m benchmarks.environments run --only highway-env minigrid
+    python -m benchmarks.environments run --package highway-env minigrid
 """
 
 import json

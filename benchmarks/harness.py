@@ -1,8 +1,8 @@
 """
 One harness for all benchmarks: which runs there are, and the commands.
 
-A benchmark is an ``Experiment``: the runs that it wants, how one is carried out, and what their rows say. Rows lie in
-``results/<name>.csv``, learning curves in ``results/<name>_curves.csv``.
+A benchmark is an ``Experiment``: the runs that it wants, how one is carried out, and what their rows say. Most are runs of
+``sb3-ppg train``, see ``trained``. Rows lie in ``results/<name>.csv``, learning curves in ``results/<name>_curves.csv``.
 
     python -m benchmarks.<name> [run] [--jobs 2]    # trains what has no row, one thread each, then writes the report
     python -m benchmarks.<name> list                # what has no row
@@ -12,20 +12,28 @@ A benchmark is an ``Experiment``: the runs that it wants, how one is carried out
 """
 
 import argparse
+import os
+import shutil
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
+from contextlib import ExitStack
+from dataclasses import dataclass
 from inspect import signature
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import yaml
 from matplotlib.figure import Figure
+from tqdm import tqdm
 
-from sb3_ppg.comparison.runs import Outcome, Runs
-from sb3_ppg.comparison.workers import Measure, take_turns
+from sb3_ppg.comparison.runs import Run, machine, short_hash
 
 RESULTS = Path(__file__).parent / "results"
+LOGS = Path("logs/benchmarks")
+Outcome = tuple[dict[str, Any], pd.DataFrame | None]  # columns of a row; a learning curve with column "steps"
 Report = Mapping[str, str | Figure]  # pages and pictures, by file name
 
 
@@ -34,10 +42,55 @@ def defaults_of(function: Callable[..., Any]) -> dict[str, Any]:
     return {name: parameter.default for name, parameter in signature(function).parameters.items()}
 
 
-def measured(contestants: dict[str, tuple[Callable[..., Measure], tuple]], **options: Any) -> pd.DataFrame:
-    """Return what all turns but the first measured; the options are those of ``take_turns``."""
-    turns = take_turns(contestants, **options)
-    return turns[turns["turn"] > 0].dropna(axis="columns", how="all")
+# ---- ways to carry out a run ----
+
+
+def trained(
+    folder: Path, algorithm: str, env_id: str, settings: Mapping[str, Any], seed: int, n_timesteps: int, *options: str
+) -> Run:
+    """
+    Carry out a run of ``sb3-ppg train``, unless it has been finished. Its seconds are those of the processor.
+
+    :param settings: hyperparameters, in the form of RL Zoo's files
+    :param options: further options
+    """
+    config = folder / "settings.yml"
+    config.write_text(yaml.safe_dump({env_id: {"n_timesteps": n_timesteps, **settings}}))
+    words = ["--algo", algorithm, "--env", env_id, "-conf", str(config), "-n", str(n_timesteps), "--seed", str(seed)]
+    own = ["--gym-packages", "benchmarks.suites.contestants", "--device", "cpu", "--eval-freq", "-1"]
+    run = Run(folder / "run", [*words, *own, *options], n_timesteps, clock="process_time")
+    if not run.is_finished:
+        run.finish(run.start().wait())
+    return run
+
+
+def take_turns(contestants: Mapping[str, tuple], n_turns: int = 5) -> pd.DataFrame:
+    """
+    Measure contestants alternately, each in its own process, so that what the machine does meanwhile falls on all of them.
+
+    :param contestants: by name, a function that makes a measurement, and its arguments
+    :return: a row per turn and contestant, with what it measured, except turn 0
+    """
+    rows: list[dict[str, Any]] = []
+    with ExitStack() as stack:
+        processes = {name: stack.enter_context(ProcessPoolExecutor(1, get_context("spawn"))) for name in contestants}
+        for turn in range(n_turns + 1):
+            for name, process in processes.items():
+                rows.append({"contestant": name, "turn": turn, **process.submit(_measure, *contestants[name]).result()})
+                print(rows[-1], flush=True)
+    return pd.DataFrame([row for row in rows if row["turn"] > 0])
+
+
+_prepared: list[Callable[[], dict[str, float]]] = []  # the measurement of the contestant whose process this is
+
+
+def _measure(make: Callable[..., Any], *arguments: Any) -> dict[str, float]:
+    if not _prepared:
+        _prepared.append(make(*arguments))
+    return _prepared[0]()
+
+
+# ---- experiments ----
 
 
 @dataclass(frozen=True)
@@ -47,27 +100,23 @@ class Experiment:
 
     :param name: name of its files
     :param wanted: returns all runs, the most informative first
-    :param train: from a run and a temporary folder: its row and learning curve
+    :param train: from a run and its folder: its row and learning curve; None: there are no runs any more
     :param report: from the experiment: files to write in ``results``
     :param columns: from a run: the columns that are known before it is carried out
     :param identity: the columns that identify a row; empty: all of ``columns``
-    :param commands: further commands, from the experiment and the runs that the options select
-    :param results: folder of rows, tables and pictures
     """
 
     name: str
     wanted: Callable[[], Iterable[Any]]
-    train: Callable[[Any, Path], Outcome]
+    train: Callable[[Any, Path], Outcome] | None
     report: Callable[["Experiment"], Report]
     columns: Callable[[Any], dict[str, Any]] = dict
     identity: tuple[str, ...] = ()
-    commands: Mapping[str, Callable[["Experiment", Sequence[Any]], None]] = field(default_factory=dict)
-    results: Path = RESULTS
 
     @property
-    def runs(self) -> Runs:
-        """The rows that there are."""
-        return Runs(self.results, self.name, next(iter(self.wanted())), self.identity, self.columns)
+    def types(self) -> dict[str, type]:
+        """Return the columns that are known before a run is carried out, with their types."""
+        return {column: type(value) for column, value in self.columns(next(iter(self.wanted()))).items()}
 
     def rows(self, present: bool = True) -> pd.DataFrame:
         """
@@ -75,45 +124,95 @@ class Experiment:
 
         :param present: only rows of runs that are wanted now, with their present settings
         """
-        return self.runs.rows(self.wanted() if present else None)
+        table = self._read(f"{self.name}.csv")
+        if present:
+            wanted = {self._key(run) for run in self.wanted()}
+            table = table[[key in wanted for key in self._keys(table)]]
+        return table
 
     def curves(self) -> pd.DataFrame:
-        """Return the points of all curves."""
-        return self.runs.curves()
+        """Return the points of all curves, the latest of a run that was killed between its curve and its row."""
+        return self._read(f"{self.name}_curves.csv", "steps").drop_duplicates([*self._identity, "steps"], keep="last")
+
+    def missing(self, runs: Iterable[Any]) -> list[Any]:
+        """Return the runs without a row, each once."""
+        known = set(self._keys(self.rows(present=False)))
+        return [run for key, run in {self._key(one): one for one in runs}.items() if key not in known]
+
+    def add(self, run: Any, row: Mapping[str, Any], curve: pd.DataFrame | None = None) -> None:
+        """Write the row and the curve of a run."""
+        if curve is not None:
+            identity = dict(zip(self._identity, self._key(run), strict=True))
+            _append(RESULTS / f"{self.name}_curves.csv", curve.assign(**identity))
+        _append(RESULTS / f"{self.name}.csv", pd.DataFrame([{**self.columns(run), "machine": machine(), **row}]))
+
+    def carry_out(self, runs: Iterable[Any], n_jobs: int = 1) -> None:
+        """Carry out the runs that are missing. The first that fails ends the others."""
+        assert self.train is not None, "this benchmark has its rows: see its description"
+        pairs = [(run, LOGS / self.name / short_hash(self._key(run))) for run in self.missing(runs)]
+        for _, folder in pairs:
+            folder.mkdir(parents=True, exist_ok=True)
+        with ThreadPoolExecutor(n_jobs) as threads:
+            futures = {threads.submit(self.train, *pair): pair for pair in pairs}
+            try:
+                for future in tqdm(as_completed(futures), total=len(futures), disable=None):
+                    (run, folder), (row, curve) = futures[future], future.result()
+                    self.add(run, row, curve)
+                    shutil.rmtree(folder)
+                    tqdm.write(", ".join(f"{name} {value}" for name, value in {**self.columns(run), **row}.items()))
+            except BaseException as error:
+                print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+                os._exit(1)  # with which the other runs end
 
     def write(self) -> str:
         """Write the report's files and return its texts."""
         report = self.report(self)
         for name, content in report.items():
             if isinstance(content, Figure):
-                content.savefig(self.results / name)
+                content.savefig(RESULTS / name)
             else:
-                (self.results / name).write_text(content)
+                (RESULTS / name).write_text(content)
         return "\n".join(str(content) for name, content in report.items() if name.endswith(".md"))
 
     def main(self) -> None:
         """Run the command line of the module that is executed."""
-        parser = argparse.ArgumentParser(
-            description=sys.modules["__main__"].__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-        )
-        parser.add_argument("command", nargs="?", default="run", choices=["run", "list", "report", *self.commands])
+        os.environ["OMP_NUM_THREADS"] = "1"  # for the processes
+        about, form = sys.modules["__main__"].__doc__, argparse.RawDescriptionHelpFormatter
+        parser = argparse.ArgumentParser(description=about, formatter_class=form)
+        parser.add_argument("command", nargs="?", default="run", choices=["run", "list", "report"])
         parser.add_argument("--jobs", default=1, type=int, help="runs at a time")
-        filters = list(self.runs.types)
-        for name in filters:
+        for name in self.types:
             parser.add_argument(f"--{name}", nargs="*", help="only these")
-        parser.add_argument("--only", nargs="*", help="only runs with one of these values in a column")
         args = parser.parse_args()
         runs = list(self.wanted())
-        for name in filters:
+        for name in self.types:
             if (values := getattr(args, name)) is not None:
                 runs = [run for run in runs if str(self.columns(run)[name]) in values]
-        if args.only is not None:
-            runs = [run for run in runs if {*map(str, self.columns(run).values())} & {*args.only}]
-        if args.command in self.commands:
-            self.commands[args.command](self, runs)
-        elif args.command == "list":
-            print(*(list(self.columns(run).values()) for run in self.runs.missing(runs)), sep="\n")
+        if args.command == "list":
+            print(*(list(self.columns(run).values()) for run in self.missing(runs)), sep="\n")
         else:
             if args.command == "run":
-                self.runs.carry_out(runs, self.train, Path("logs/benchmarks", f"{self.name}.txt"), args.jobs)
+                self.carry_out(runs, args.jobs)
             print(self.write())
+
+    @property
+    def _identity(self) -> list[str]:
+        return list(self.identity or self.types)
+
+    def _key(self, run: Any) -> tuple[Any, ...]:
+        columns = self.columns(run)
+        return tuple(columns[name] for name in self._identity)
+
+    def _keys(self, table: pd.DataFrame) -> list[tuple]:
+        return list(table[self._identity].itertuples(index=False, name=None))
+
+    def _read(self, name: str, *further: str) -> pd.DataFrame:
+        file = RESULTS / name
+        return pd.read_csv(file, dtype=self.types) if file.exists() else pd.DataFrame(columns=[*self.types, *further])
+
+
+def _append(file: Path, table: pd.DataFrame) -> None:
+    """Add rows to a CSV file, in the order of its columns."""
+    if file.exists():
+        table = table[list(pd.read_csv(file, nrows=0).columns)]
+    table.to_csv(file, mode="a", index=False, header=not file.exists())

@@ -7,8 +7,6 @@ Learning curves and final returns of PPG and PPO with the same number of steps; 
   much there that the gap between the returns in training is several times that between the agents.
 """
 
-import time
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,21 +15,18 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rl_zoo3 import ALGOS
-from stable_baselines3.common.callbacks import EvalCallback
 
-from benchmarks.harness import Experiment, Report, defaults_of
-from benchmarks.suites.contestants import Settings, entry, made, zoo_entry
+from benchmarks.harness import Experiment, Outcome, Report, defaults_of, trained
+from benchmarks.suites.contestants import Settings, entry, zoo_entry
 from benchmarks.tables import COLORS, listed, machines
-from sb3_ppg.comparison import training as comparison
 from sb3_ppg.comparison.report import draw_seeds, finish, page, table
-from sb3_ppg.comparison.runs import Outcome
-from sb3_ppg.comparison.study import short_hash
+from sb3_ppg.comparison.runs import short_hash
 
 N_EPISODES = 100
 ZOO_ENVS = ["CartPole-v1", "Acrobot-v1", "MountainCarContinuous-v0", "Pendulum-v1"]
 ZOO_ENVS += ["LunarLander-v3", "LunarLanderContinuous-v3"]
 EVALUATED = "LunarLander-v3, RL Zoo"
-N_EVALUATIONS, N_EVALUATION_EPISODES = 20, 20
+N_EVALUATIONS = 20  # in training
 DEFAULTS: Settings = dict(policy="MlpPolicy", n_timesteps=100_000)
 
 
@@ -57,23 +52,18 @@ def wanted() -> list[dict[str, Any]]:
 
 
 def train(run: dict[str, Any], folder: Path) -> Outcome:
-    """Train an agent as RL Zoo does, and evaluate it; LunarLander's also in training, which its seconds include."""
+    """Train an agent and evaluate it after its last step; LunarLander's also before, which its seconds include."""
     algo = run["contestant"].lower()
     env_id, _, entries = TASKS[run["task"]]
-    make, n_timesteps = partial(made, algo, env_id, entries[algo]), int(entries[algo]["n_timesteps"])
-    if run["task"] != EVALUATED:
-        return comparison.train(make, run["seed"], n_timesteps, folder, N_EPISODES)
-    agent = make(run["seed"], folder)
-    n_calls = n_timesteps // N_EVALUATIONS // agent.model.n_envs
-    kept: dict[str, Any] = dict(log_path=str(folder / "evaluations"), verbose=0)  # without a path, they are not kept
-    callback = EvalCallback(agent.make_evaluation_env(), n_eval_episodes=N_EVALUATION_EPISODES, eval_freq=n_calls, **kept)
-    start = time.perf_counter()
-    agent.model.learn(n_timesteps, callback=callback)
-    seconds = round(time.perf_counter() - start, 1)
-    mean, std = comparison.evaluate(agent, N_EPISODES)
-    returns = np.mean(callback.evaluations_results, axis=1).round(2)
-    points = pd.DataFrame({"steps": callback.evaluations_timesteps, "return": returns})
-    return dict(steps=agent.model.num_timesteps, mean=mean, std=std, seconds=seconds), points
+    n_timesteps, is_evaluated = int(entries[algo]["n_timesteps"]), run["task"] == EVALUATED
+    frequency = n_timesteps // (N_EVALUATIONS if is_evaluated else 1)
+    evaluations = ["--eval-freq", str(frequency), "--eval-episodes", str(N_EPISODES)]
+    done = trained(folder, algo, env_id, entries[algo], run["seed"], n_timesteps, *evaluations)
+    (mean, std), last, points = done.evaluation(), done.episodes().iloc[-1], done.curve()
+    if is_evaluated:
+        with np.load(done.folder / "evaluations.npz") as found:
+            points = pd.DataFrame({"steps": found["timesteps"], "return": found["results"].mean(axis=1).round(2)})
+    return dict(steps=last["steps"], mean=mean, std=std, seconds=round(last["seconds"], 1)), points
 
 
 def draw_contestant(axes: Axes, rows: pd.DataFrame, curves: pd.DataFrame, title: str, name: str) -> tuple[int, pd.Series]:

@@ -2,41 +2,40 @@
 PPG and PPO on eight environments of other people, for which nobody here has tuned anything.
 
 The list was fixed before the first run, and all are in the table. Both algorithms have all their defaults, and PPO also runs
-with ``VecNormalize(norm_obs=False)``, because PPG does not depend on the scale of rewards. Each training has six minutes of a
-core. The packages have the versions of environments.yml, each in a virtual environment that only its own runs see.
+with ``VecNormalize(norm_obs=False)``, because PPG does not depend on the scale of rewards. A run has the steps that fit into
+six minutes of a core at the speeds in others_speed.csv (measured in turns at commit 76f21b7, as the first seed was trained).
+The packages have the versions of environments.yml, each in a virtual environment that only its own runs see.
 
-    python -m benchmarks.others [run|speed|report] [--jobs 2] [--only highway]
+    python -m benchmarks.others [run|report] [--jobs 2] [--only highway]
 """
 
 import argparse
 import importlib
 import itertools
-import sys
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from functools import partial
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
-import gymnasium as gym
 import numpy as np
-from stable_baselines3 import PPO
-from stable_baselines3.common.base_class import BaseAlgorithm
-from stable_baselines3.common.env_util import make_vec_env
-from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, VecMonitor, VecNormalize
+import pandas as pd
+import yaml
+from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, VecMonitor
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvStepReturn
 
 from benchmarks import venvs
 from benchmarks.environments import PACKAGES
-from benchmarks.harness import RESULTS
+from benchmarks.harness import LOGS, RESULTS, Experiment, Report
 from benchmarks.scores import improvements, interquartile_means
-from sb3_ppg import PPG
 from sb3_ppg.comparison.report import VIEWS, Comparison, page, table
+from sb3_ppg.comparison.runs import Run, carry_out
 from sb3_ppg.comparison.scores import Estimate
-from sb3_ppg.comparison.study import Study
-from sb3_ppg.comparison.training import FromClass, described
 
-FOLDER = RESULTS / "others"
 SECONDS, N_SEEDS = 360.0, 5
+SPEED = pd.read_csv(RESULTS / "others_speed.csv").set_index(["task", "contestant"])
+NORMALIZED = "PPO, normalized rewards"
+CONTESTANTS = ("PPG", "PPO", NORMALIZED)
+POLICY = dict(policy="MultiInputPolicy")  # for observations of several parts
 
 
 class Task(NamedTuple):
@@ -45,31 +44,30 @@ class Task(NamedTuple):
     :param module: registers the environments
     :param env_id: ID
     :param arguments: of ``gymnasium.make``
-    :param policy: class of the policies
+    :param settings: hyperparameters that are not defaults
+    :param title: what the table calls it; empty: its ID
     """
 
     package: str
     module: str
     env_id: str
     arguments: Mapping[str, Any] = {}
-    policy: str = "MlpPolicy"
+    settings: Mapping[str, str] = {}
+    title: str = ""
 
 
 TASKS = {
     "highway": Task("highway-env", "highway_env", "highway-fast-v0"),
     "flappy": Task("flappy-bird-gymnasium", "flappy_bird_gymnasium", "FlappyBird-v0", dict(use_lidar=False)),
-    "maze": Task("gymnasium-robotics", "gymnasium_robotics", "PointMaze_UMazeDense-v3", policy="MultiInputPolicy"),
-    "panda": Task("panda-gym", "panda_gym", "PandaReachDense-v3", policy="MultiInputPolicy"),
+    "maze": Task("gymnasium-robotics", "gymnasium_robotics", "PointMaze_UMazeDense-v3", settings=POLICY),
+    "panda": Task("panda-gym", "panda_gym", "PandaReachDense-v3", settings=POLICY),
     "bullet": Task("pybullet-envs-gymnasium", "pybullet_envs_gymnasium", "HopperBulletEnv-v0"),
     "metaworld": Task("metaworld", "metaworld", "Meta-World/MT1", dict(env_name="reach-v3", seed=0)),
-    "spread": Task("supersuit", "mpe2", "simple_spread_v3"),
+    # Three agents in place of the environment of this ID
+    "spread": Task(
+        *("supersuit", "mpe2", "CartPole-v1", {}, dict(vec_env_wrapper="benchmarks.others.three_agents"), "simple_spread_v3")
+    ),
     "2048": Task("gymnasium-2048", "gymnasium_2048", "gymnasium_2048/TwentyFortyEight-v0", dict(max_episode_steps=5000)),
-}
-NORMALIZED = "PPO, normalized rewards"
-CONTESTANTS: dict[str, tuple[type[BaseAlgorithm], bool]] = {  # whether VecNormalize scales the rewards
-    "PPG": (PPG, False),
-    "PPO": (PPO, False),
-    NORMALIZED: (PPO, True),
 }
 
 
@@ -88,38 +86,51 @@ class Seeded(VecEnvWrapper):
         return self.venv.step_wait()
 
 
-def make_env(name: str, is_normalized: bool) -> VecEnv:
-    """Make an environment of a task."""
-    task = TASKS[name]
-    importlib.import_module(task.module)
-    if name == "spread":  # three agents with one policy
-        supersuit = importlib.import_module("supersuit")
-        agents = supersuit.pettingzoo_env_to_vec_env_v1(importlib.import_module("mpe2.simple_spread_v3").parallel_env())
-        env: VecEnv = VecMonitor(Seeded(supersuit.concat_vec_envs_v1(agents, 1, base_class="stable_baselines3")))
-    else:
-        env = make_vec_env(partial(gym.make, task.env_id, **task.arguments), 1)
-    return VecNormalize(env, norm_obs=False) if is_normalized else env
+def three_agents(_: VecEnv) -> VecEnv:
+    """Return the environments of three agents with one policy, in place of others."""
+    supersuit, spread = importlib.import_module("supersuit"), importlib.import_module("mpe2.simple_spread_v3")
+    agents = supersuit.pettingzoo_env_to_vec_env_v1(spread.parallel_env())
+    return VecMonitor(Seeded(supersuit.concat_vec_envs_v1(agents, 1, base_class="stable_baselines3")))
 
 
-def study(name: str, n_seeds: int = N_SEEDS, n_jobs: int = 1) -> Study:
-    """Return the comparison of the contestants on a task."""
-    contestants = {}
-    for contestant, (algorithm, is_normalized) in CONTESTANTS.items():
-        arguments = dict(policy=TASKS[name].policy, device="cpu")
-        settings = described({"algorithm": algorithm, **arguments, "normalized": is_normalized, **TASKS[name]._asdict()})
-        make = FromClass(algorithm, partial(make_env, name, is_normalized), arguments, 1)
-        contestants[contestant] = (make, settings)
-    return Study(TASKS[name].env_id, contestants, FOLDER / name, None, SECONDS, n_seeds, 20, n_jobs, 1)
+def wanted() -> list[dict[str, Any]]:
+    """Return the runs; the first seed of all tasks comes first."""
+    return [dict(task=task, contestant=name, seed=seed) for seed in range(N_SEEDS) for task in TASKS for name in CONTESTANTS]
 
 
-@contextmanager
-def installed(name: str) -> Iterator[None]:
-    """Install the packages of a task; processes that are started in the block find them before those of the project."""
-    package = TASKS[name].package
-    _, packages = venvs.installed(package, PACKAGES[package]["pip"])
-    sys.path.insert(0, str(packages))
-    yield
-    sys.path.remove(str(packages))
+def run_of(task: str, contestant: str, seed: int) -> Run:
+    """Return a run of ``sb3-ppg train``."""
+    folder, own, speed = LOGS / "others" / task / f"{contestant}_{seed}", TASKS[task], SPEED.loc[task, contestant]
+    settings = dict(policy="MlpPolicy") | dict(own.settings)
+    if contestant == NORMALIZED:
+        settings["normalize"] = "dict(norm_obs=False, norm_reward=True)"
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    config = Path(f"{folder}.yml")
+    config.write_text(yaml.safe_dump({own.env_id: {**settings, "n_timesteps": 1}}))
+    n_timesteps = int((SECONDS - speed["compiling"]) / speed["seconds"] * 1e6)
+    words = ["--algo", contestant[:3].lower(), "--env", own.env_id, "-conf", str(config), "-n", str(n_timesteps)]
+    words += ["--seed", str(seed), "--gym-packages", own.module, "--device", "cpu", "--eval-freq", "-1"]
+    arguments = [f"{name}:{value!r}" for name, value in own.arguments.items()]
+    return Run(folder, [*words, *(["--env-kwargs", *arguments] if arguments else [])], n_timesteps)
+
+
+def carry_out_all(runs: Iterable[dict[str, Any]], n_jobs: int) -> None:
+    """Carry out runs of one task, whose processes find its packages before those of the project."""
+    found = {tuple(run.values()): run_of(**run) for run in runs}
+    package = TASKS[next(iter(found))[0]].package
+    os.environ["PYTHONPATH"] = f"{venvs.installed(package, PACKAGES[package]['pip'])[1]}{os.pathsep}{os.getcwd()}"
+    carry_out([*found.values()], n_jobs)
+    for (task, contestant, seed), run in found.items():
+        last = run.episodes().iloc[-1]
+        row = dict(steps=int(last["steps"]), mean=np.nan, std=np.nan, seconds=round(last["seconds"], 1))
+        OTHERS.add(dict(task=task, contestant=contestant, seed=seed), row, run.curve())
+
+
+def comparison(task: str, rows: pd.DataFrame, curves: pd.DataFrame) -> Comparison:
+    """Return the runs of a task, at the speeds that were measured."""
+    own = curves[curves["task"] == task].join(SPEED, ["task", "contestant"], rsuffix=" of a million")
+    own["seconds"] = own["compiling"] + own["steps"] * own["seconds of a million"] / 1e6
+    return Comparison(TASKS[task].title or TASKS[task].env_id, rows, own, {name: {} for name in CONTESTANTS})
 
 
 def better(found: Iterable[Comparison], other: str, view: str) -> Estimate:
@@ -130,43 +141,45 @@ def better(found: Iterable[Comparison], other: str, view: str) -> Estimate:
     return improvements({"PPG": ours}, theirs)["PPG"]
 
 
-def summary(found: dict[str, Comparison]) -> str:
+def report(experiment: Experiment) -> Report:
     """Return the page of the tasks that have been begun."""
-    lines = []
-    for name, one in found.items():
-        task, means = TASKS[name], {view: interquartile_means(one.returns(view)) for view in VIEWS}
+    rows, curves, lines = experiment.rows(), experiment.curves(), []
+    n_begun = rows.groupby("task")["contestant"].nunique()
+    found = {task: comparison(task, rows, curves) for task in TASKS if n_begun.get(task) == len(CONTESTANTS)}
+    for task, one in found.items():
+        means = {view: interquartile_means(one.returns(view)) for view in VIEWS}
         for contestant in CONTESTANTS:
-            curves = one.curves_of(contestant)
-            cells = [f"{curves.index[-1]:,}", f"{1e6 / one.speed.loc[contestant, 'seconds']:,.0f}", curves.shape[1]]
+            own = one.curves_of(contestant)
+            n_steps, speed = own[0]["steps"].iloc[-1], 1e6 / SPEED.loc[(task, contestant), "seconds"]
+            cells = [f"{n_steps:,}", f"{speed:,.0f}", len(own)]
             for view in VIEWS:
                 cells.append(f"{means[view][contestant]:.2f}")
                 cells.append("" if contestant == "PPG" else str(better([one], contestant, view)))
-            lines.append([f"{task.package}: {task.env_id}", contestant, *cells])
-    for contestant in list(CONTESTANTS)[1:]:
+            lines.append([f"{TASKS[task].package}: {one.title}", contestant, *cells])
+    for contestant in CONTESTANTS[1:]:
         pooled = [cell for view in VIEWS for cell in ("", better(found.values(), contestant, view))]
         lines.append([f"All {len(found)}", contestant, "", "", "", *pooled])
     head = ["environment", "", "steps", "steps/s", "seeds"]
     head += [column for view in VIEWS for column in (f"return, same {view}", "P(PPG is better)")]
-    return page(
+    text = page(
         "Environments of other packages",
         f"`python -m benchmarks.others`. All defaults, one environment, {SECONDS:.0f} s of a core per training. Interquartile "
         "means of the latest 20 episodes of training, and the probability that a training of PPG is better, with 95 % "
         "stratified bootstrap intervals (rliable) from three seeds on. The list was fixed before the first run.",
         table(head, lines),
     )
+    return {"others.md": text}
 
+
+OTHERS = Experiment("others", wanted, None, report)
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("command", nargs="?", default="run", choices=["run", "speed", "report"])
+    parser.add_argument("command", nargs="?", default="run", choices=["run", "report"])
     parser.add_argument("--jobs", default=1, type=int, help="runs at a time")
     parser.add_argument("--only", nargs="*", default=list(TASKS), choices=list(TASKS), help="only these")
     options = parser.parse_args()
-    numbers_of_seeds = {"run": range(1, N_SEEDS + 1), "speed": [1], "report": []}[options.command]
-    for n_seeds, name in itertools.product(numbers_of_seeds, options.only):  # the first seed of all tasks comes first
-        with installed(name):
-            one = study(name, n_seeds, options.jobs)
-            one.speed() if options.command == "speed" else one.compare()
-    begun = [name for name in TASKS if not (first := study(name, 1)).runs.missing(first.wanted)]
-    if begun:
-        (RESULTS / "others.md").write_text(summary({name: study(name).result() for name in begun}))
+    for seed, task in itertools.product(range(N_SEEDS if options.command == "run" else 0), options.only):
+        if runs := OTHERS.missing(dict(task=task, contestant=name, seed=seed) for name in CONTESTANTS):
+            carry_out_all(runs, options.jobs)
+    print(OTHERS.write())

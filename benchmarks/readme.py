@@ -10,7 +10,7 @@ from matplotlib.ticker import EngFormatter
 
 from benchmarks.compiled import COMPILED, draw_curves
 from benchmarks.harness import RESULTS
-from benchmarks.learning import LEARNING, draw_contestant
+from benchmarks.learning import EVALUATED, LEARNING, draw_contestant
 from benchmarks.seconds import comparison
 from benchmarks.suites.contestants import TASKS
 from benchmarks.suites.experiment import SUITES, Comparison, comparisons
@@ -26,12 +26,6 @@ def draw_suite(axes: Axes, found: list[Comparison], env_id: str, title: str) -> 
     finish(axes, title, "environment steps", legend="upper left")
 
 
-def draw_lunar_lander(axes: Axes) -> None:
-    for name in COLORS:
-        draw_contestant(axes, LEARNING.rows(), LEARNING.curves(), "LunarLander-v3, RL Zoo", name)
-    finish(axes, "LunarLander, deterministic", "environment steps", legend="lower right")
-
-
 def draw_compiled(axes: Axes, task: str, title: str) -> None:
     draw_curves(axes, COMPILED.curves(), task)
     finish(axes, title, "seconds of one core", legend="lower right")
@@ -43,9 +37,8 @@ def draw_minatar(axes: Axes) -> None:
     for name, color in COLORS.items():
         mean, seconds = games.mean_curves(name, games.tasks, as_scores=True)
         draw_seeds(axes, mean.set_axis(seconds), name, color)
-    finish(
-        axes, f"MinAtar, {len(games.tasks)} games, best of a search", "seconds of one core", "mean score", legend="upper left"
-    )
+    title = f"MinAtar, {len(games.tasks)} games, best of a search"
+    finish(axes, title, "seconds of one core", "mean score", legend="upper left")
 
 
 def picture() -> Figure:
@@ -53,7 +46,9 @@ def picture() -> Figure:
     figure = Figure(figsize=(11, 6.5), dpi=110, layout="constrained")
     (lunar_lander, hopper, starpilot), (compiled, cheetah, minatar) = figure.subplots(2, 3)
     found = comparisons(SUITES)
-    draw_lunar_lander(lunar_lander)
+    for name in COLORS:
+        draw_contestant(lunar_lander, LEARNING.rows(), LEARNING.curves(), EVALUATED, name)
+    finish(lunar_lander, "LunarLander, deterministic", "environment steps", legend="lower right")
     draw_suite(hopper, found, "Hopper-v5", "Hopper")
     draw_suite(starpilot, found, "StarpilotEasy-v0", "StarPilot, 200 levels")
     draw_compiled(compiled, "LunarLander-v3", "LunarLander, same settings")

@@ -2,37 +2,30 @@
 MinAtar: PPG and PPO, each with the best of eight trials of its hyperparameters after 300 seconds of one core, for two million
 steps on all five games, of which two have chosen nothing, five seeds. At commit 9aa64fc, this module has the search, too.
 
-    python -m benchmarks.seconds run --jobs 2        # the runs, whose results do not depend on what else runs
-    python -m benchmarks.seconds speed               # also of PPG with compiled updates; nothing else should run
+    python -m benchmarks.seconds run --jobs 2
+
+seconds_speed.csv has the speeds in turns, also of PPG with compiled updates: ``speed`` at commit 76f21b7.
 """
 
-import time
-from collections.abc import Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import pandas as pd
 
-from benchmarks.harness import Experiment, Report, measured
+from benchmarks.harness import RESULTS, Experiment, Outcome, Report, trained
 from benchmarks.scores import Task
-from benchmarks.suites.contestants import TASKS, Settings, entry, made
+from benchmarks.suites.contestants import TASKS, Settings, entry
 from benchmarks.suites.experiment import Comparison
 from sb3_ppg.comparison.report import page
-from sb3_ppg.comparison.runs import Outcome, machine
-from sb3_ppg.comparison.study import short_hash
-from sb3_ppg.comparison.training import Episodes, curve, speed
-from sb3_ppg.comparison.workers import Measure
+from sb3_ppg.comparison.runs import short_hash
 
 OTHERS = [Task("MinAtar/Freeway-v1", 2_000_000, 0.0, 50.0), Task("MinAtar/Seaquest-v1", 2_000_000, 0.1, 20.0)]
 ALL_GAMES = {task.env_id: task for task in [*(task for task in TASKS if task.suite == "minatar"), *OTHERS]}
-N_SEEDS, N_TURNS = 5, 3
+N_SEEDS = 5
 FULL = 2_000_000  # steps
-COMPILED, IN_TURNS = "PPG, compiled", "seconds_speed.csv"  # who is measured, too; where the speed is
-PPO_ROLLOUTS = 8  # for PPO's speed; for PPG's, those of a phase
+COMPILED, IN_TURNS = "PPG, compiled", "seconds_speed.csv"  # who was measured, too; where the speed is
 # By algorithm, the number of its best trial, and its changes to the entries in suites/
-QUICK: Settings = dict(n_epochs=2, learning_rate=2e-3)
-BEST: dict[str, tuple[int, Settings]] = {"ppo": (1, QUICK), "ppg": (7, dict(QUICK, n_aux_epochs=1))}
+BEST = {"ppo": (1, dict(n_epochs=2, learning_rate=2e-3)), "ppg": (7, dict(n_epochs=2, learning_rate=2e-3, n_aux_epochs=1))}
 
 
 def settings(algorithm: str, game: str) -> Settings:
@@ -53,37 +46,14 @@ def wanted() -> list[dict[str, Any]]:
     ]
 
 
-def make_model(algorithm: str, game: str, seed: int, folder: Path, **changes: Any) -> Any:
-    """Make the agent of a run."""
-    return made(algorithm, game, settings(algorithm, game) | changes, seed, folder).model
-
-
 def train(run: dict[str, Any], folder: Path) -> Outcome:
     """Train an agent; its row has the mean return of its last hundred episodes."""
     changes = dict(compile_updates=False) if run["algorithm"] == "ppg" else {}
-    model = make_model(run["algorithm"], run["game"], run["seed"], folder, **changes)
-    episodes = Episodes(time.process_time)
-    model.learn(FULL, callback=episodes)
-    steps, done = model.num_timesteps, episodes.table()
-    row = {"return": round(float(done["return"].tail(100).mean()), 3), "steps": steps}
-    return row | {"seconds": round(done["seconds"].iloc[-1])}, curve(done, steps, n_points=25)
-
-
-def speed_of(algorithm: str, game: str, changes: Settings) -> Measure:
-    """Measure an algorithm as ``sb3-ppg train`` runs it."""
-    with TemporaryDirectory() as folder:
-        return speed(make_model(algorithm, game, 0, Path(folder), **changes), n_rollouts=PPO_ROLLOUTS)
-
-
-def measure_in_turns(experiment: Experiment, _: Sequence[Any]) -> None:
-    """Measure the algorithms in each game."""
-    tables = []
-    for game in ALL_GAMES:
-        compiled = {"PPG": dict(compile_updates=False), COMPILED: dict(compile_updates=True)}
-        contestants: dict[str, tuple] = {"PPO": (speed_of, ("ppo", game, {}))}
-        contestants |= {name: (speed_of, ("ppg", game, changes)) for name, changes in compiled.items()}
-        tables.append(measured(contestants, n_turns=N_TURNS).assign(task=game, machine=machine()))
-    pd.concat(tables).to_csv(experiment.results / IN_TURNS, index=False)
+    algorithm, game = run["algorithm"], run["game"]
+    done = trained(folder, algorithm, game, settings(algorithm, game) | changes, run["seed"], FULL)
+    last = done.episodes().tail(100)
+    row = {"return": round(float(last["return"].mean()), 3), "steps": last["steps"].iloc[-1]}
+    return row | {"seconds": round(last["seconds"].iloc[-1])}, done.curve(n_points=25, n_latest=100)
 
 
 def comparison(is_compiled: bool = False) -> Comparison:
@@ -95,7 +65,7 @@ def comparison(is_compiled: bool = False) -> Comparison:
     tables = (SECONDS.rows(), SECONDS.curves())
     rows, curves = (one.assign(task=one["game"], contestant=one["algorithm"].str.upper()) for one in tables)
     full = rows.rename(columns={"return": "train_return"}).assign(test_episodes=None)
-    speed = pd.read_csv(SECONDS.results / IN_TURNS)
+    speed = pd.read_csv(RESULTS / IN_TURNS)
     if is_compiled:
         speed = speed[speed["contestant"] != "PPG"].replace({"contestant": {COMPILED: "PPG"}})
     medians = speed.groupby(["task", "contestant"])["seconds"].median()
@@ -116,7 +86,7 @@ def report(_: Experiment) -> Report:
     return {"seconds.md": text, "seconds.png": full.picture(), "seconds_tasks.png": full.picture_of_tasks()}
 
 
-SECONDS = Experiment("seconds", wanted, train, report, commands={"speed": measure_in_turns})
+SECONDS = Experiment("seconds", wanted, train, report)
 
 if __name__ == "__main__":
     SECONDS.main()

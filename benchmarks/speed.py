@@ -5,6 +5,7 @@ medians of five turns, taken alternately in one run, each contestant in a proces
     python -m benchmarks.speed    # nothing else should run
 """
 
+import os
 import statistics
 import time
 from collections.abc import Callable
@@ -21,11 +22,10 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 
-from benchmarks.harness import RESULTS, measured
+from benchmarks.harness import RESULTS, take_turns
 from sb3_ppg import PPG, MaskablePPG, RecurrentPPG
 from sb3_ppg.comparison.report import page, table
 from sb3_ppg.comparison.runs import machine
-from sb3_ppg.comparison.workers import Measure
 
 HUNDRED_ACTIONS = partial(InvalidActionEnvDiscrete, dim=100, n_invalid_actions=80)
 CONTESTS: dict[str, tuple[Any, type[OnPolicyAlgorithm], type[PPG], str]] = {
@@ -52,7 +52,7 @@ def seconds(function: Callable[..., Any], *arguments: Any) -> float:
     return time.perf_counter() - start
 
 
-def rollouts_and_updates(algorithm: str, contest: str) -> Measure:
+def rollouts_and_updates(algorithm: str, contest: str) -> Callable[[], dict[str, float]]:
     """Measure with the same network, rollouts, minibatches of 64 and epochs; one thread."""
     settings: dict[str, Any] = dict(n_steps=256, batch_size=64, n_epochs=4, max_grad_norm=0.5, ent_coef=0.01, seed=0)
     env, ppo, ppg, policy = CONTESTS[contest]
@@ -79,7 +79,7 @@ def run() -> pd.DataFrame:
     """Measure each contest."""
     rows = []
     for contest in CONTESTS:
-        turns = measured({algorithm: (rollouts_and_updates, (algorithm, contest)) for algorithm in ("PPO", "PPG")})
+        turns = take_turns({algorithm: (rollouts_and_updates, algorithm, contest) for algorithm in ("PPO", "PPG")})
         found = turns.groupby("contestant").median()
         row: dict[str, Any] = dict(env=contest)
         for part, n_samples in (("update", 8192), ("rollout", 2048)):
@@ -99,6 +99,7 @@ def report(rows: pd.DataFrame, where: str) -> str:
 
 
 if __name__ == "__main__":
+    os.environ["OMP_NUM_THREADS"] = "1"  # of the processes
     rows = run()
     rows.to_csv(RESULTS / "speed_mlp.csv", index=False)
     (RESULTS / "speed.md").write_text(report(rows, f"{machine()}, torch {th.__version__}"))

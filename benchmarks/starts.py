@@ -9,6 +9,8 @@ and of the last auxiliary phase how far the policy moved and how well its auxili
 import itertools
 import json
 import time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +19,12 @@ import pandas as pd
 from stable_baselines3.common.callbacks import ConvertCallback
 from stable_baselines3.common.logger import configure
 
-from benchmarks.harness import Experiment, Report
+from benchmarks.harness import Experiment, Outcome, Report
 from benchmarks.suites.contestants import entries_of, made
 from benchmarks.tables import machines
 from sb3_ppg import PPG
 from sb3_ppg.comparison.report import page, table
-from sb3_ppg.comparison.study import short_hash
-from sb3_ppg.comparison.training import Episodes
+from sb3_ppg.comparison.runs import Episodes, short_hash
 from sb3_ppg.zoo import ALGOS
 from sb3_ppg.zoo.hyperparameters import hyperparameter_file
 
@@ -64,20 +65,26 @@ def tuned_entries(algo: str) -> dict[str, str]:
     return {line.split(":")[0]: comment for comment, line in itertools.pairwise(lines) if comment.endswith("Tuned")}
 
 
-def train(run: dict[str, Any], folder: Path) -> tuple[dict[str, Any], None]:
+def train(run: dict[str, Any], folder: Path) -> Outcome:
+    """Train an entry in a process of its own."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as process:
+        return process.submit(start, run, folder).result(), None
+
+
+def start(run: dict[str, Any], folder: Path) -> dict[str, Any]:
     """
     Train an entry for whole phases.
 
     :raises FloatingPointError: if a logged value is not finite
     """
     settings = entries_of(hyperparameter_file(run["algorithm"]))[run["entry"]] | json.loads(run["changes"])
-    model = made(run["algorithm"], run["env_id"], settings, 0, folder).model
+    model = made(run["algorithm"], run["env_id"], settings, 0, folder)
     assert isinstance(model, PPG)
     phase = model.n_steps * model.n_envs * model.n_policy_iterations
     n_phases = N_PHASES if N_PHASES * phase <= MAX_TIMESTEPS else 1
     n_timesteps = n_phases * phase
     model.set_logger(configure(str(folder), ["csv"]))
-    episodes = Episodes()
+    episodes = Episodes(str(folder / "episodes.csv"))
     stop = ConvertCallback(lambda *_: model.num_timesteps <= n_timesteps)  # in the first step of the next phase
     begin = time.process_time()
     # A longer run that is stopped: schedules would have come to 0 at its end
@@ -88,9 +95,9 @@ def train(run: dict[str, Any], folder: Path) -> tuple[dict[str, Any], None]:
         raise FloatingPointError(f"{run}: {logged.to_dict()}")
     has_phases = model.n_aux_epochs > 0  # DAAC and IDAAC have none
     assert (model.n_aux_phases > 0) == has_phases  # DNA's begin with the second rollout
-    returns = episodes.table()["return"]
+    returns = pd.read_csv(episodes.file)["return"]
     fifth = -(-len(returns) // 5)
-    row = dict(
+    return dict(
         steps=n_timesteps,
         phases=n_phases,
         episodes=len(returns),
@@ -100,7 +107,6 @@ def train(run: dict[str, Any], folder: Path) -> tuple[dict[str, Any], None]:
         aux_explained_variance=round(float(logged["aux/explained_variance"]), 3) if has_phases else "",
         seconds=round(seconds),
     )
-    return row, None
 
 
 def report(experiment: Experiment) -> Report:

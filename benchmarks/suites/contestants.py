@@ -1,5 +1,6 @@
 """The tasks, and who is compared on them (contestants.yml): tables to extend."""
 
+import argparse
 import json
 from collections.abc import Mapping
 from functools import cache
@@ -9,19 +10,19 @@ from typing import Any, NamedTuple
 import rl_zoo3
 import yaml
 from rl_zoo3 import ALGOS, exp_manager
+from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.torch_layers import NatureCNN
 
-from benchmarks.harness import defaults_of
+from benchmarks.harness import defaults_of, trained
 from benchmarks.scores import Task
 from sb3_ppg import PPG
-from sb3_ppg.comparison.study import short_hash
-from sb3_ppg.comparison.training import Made
+from sb3_ppg.comparison.runs import Run, short_hash
 from sb3_ppg.family import FAMILY
 from sb3_ppg.losses import Losses
 from sb3_ppg.objectives import Objective
 from sb3_ppg.zoo import register
-from sb3_ppg.zoo.compare import FromZoo
 from sb3_ppg.zoo.hyperparameters import FAMILIES, evaluated, hyperparameter_file
+from sb3_ppg.zoo.manager import Manager
 
 Settings = dict[str, Any]  # an entry of RL Zoo's hyperparameter files
 
@@ -150,7 +151,7 @@ def entry(algorithm: str, env_id: str) -> Settings:
     return entries[env_id if env_id in entries else family]
 
 
-def made(algorithm: str, env_id: str, settings: Settings, seed: int, folder: Path, env_kwargs: Settings | None = None) -> Made:
+def made(algorithm: str, env_id: str, settings: Settings, seed: int, folder: Path) -> BaseAlgorithm:
     """
     Make an agent as ``sb3-ppg train`` does.
 
@@ -160,7 +161,10 @@ def made(algorithm: str, env_id: str, settings: Settings, seed: int, folder: Pat
     """
     config = folder / "settings.yml"
     config.write_text(yaml.safe_dump({env_id: settings}))
-    return FromZoo(algorithm, env_id, str(config), env_kwargs=env_kwargs or {}, device="cpu")(seed, folder)
+    options: dict[str, Any] = dict(eval_freq=-1, verbose=0, seed=seed, config=str(config), device="cpu")
+    setup = Manager(argparse.Namespace(), algorithm, env_id, str(folder / "zoo"), **options).setup_experiment()
+    assert setup is not None
+    return setup[0]
 
 
 class Training(NamedTuple):
@@ -200,9 +204,11 @@ class Training(NamedTuple):
             changes["policy_kwargs"] = f"{{**{text}, **{{{', '.join(values)}}}}}"
         return settings | _differing(changes, defaults_of(ALGOS[self.algorithm]) | settings)
 
-    def made(self, folder: Path) -> Made:
-        """Make the agent."""
-        return made(self.algorithm, self.task.env_id, self.settings(), self.seed, folder, self.task.env_kwargs)
+    def trained(self, folder: Path, *options: str) -> Run:
+        """Carry it out, with further options."""
+        env_kwargs = [f"{name}:{value!r}" for name, value in (self.task.env_kwargs or {}).items()]
+        options = (*options, *(["--env-kwargs", *env_kwargs] if env_kwargs else []))
+        return trained(folder, self.algorithm, self.task.env_id, self.settings(), self.seed, self.n_timesteps, *options)
 
     def hash(self) -> str:
         """Return a hash of everything that decides what is learned except the seed, however it is written."""

@@ -1,10 +1,8 @@
 """The runs that are wanted, what a step costs, and the tables and pictures of their rows."""
 
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -12,17 +10,13 @@ import yaml
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
-from stable_baselines3.common.evaluation import evaluate_policy
 
-from benchmarks.harness import RESULTS, Experiment, Report, measured
+from benchmarks.harness import RESULTS, Experiment, Outcome, Report
 from benchmarks.scores import MIN_SEEDS, Task, improvements, interquartile_means
 from benchmarks.suites.contestants import CONTESTANTS, LEADING, TASKS, Training, contestants_on
 from benchmarks.tables import COLORS, listed, machines
 from sb3_ppg.comparison.report import draw_seeds, finish, page, table
-from sb3_ppg.comparison.runs import Outcome, machine
 from sb3_ppg.comparison.scores import Scores
-from sb3_ppg.comparison.training import Episodes, curve, speed
-from sb3_ppg.comparison.workers import Measure
 
 BASELINE = "PPO"
 LAST_EPISODES = 100
@@ -45,21 +39,19 @@ def wanted() -> list[Training]:
 
 def train(run: Training, folder: Path) -> Outcome:
     """Train and evaluate one agent."""
-    made, episodes = run.made(folder), Episodes(time.process_time)
-    made.model.learn(run.n_timesteps, callback=episodes)
-    tested: Any = None
-    if run.task.is_tested:  # on all levels, with actions drawn as in training
-        tested, _ = evaluate_policy(made.model, made.make_evaluation_env(50), TEST_EPISODES, deterministic=False)
-    table = episodes.table()
-    seconds = table["seconds"].iloc[-1]
+    is_tested = run.task.is_tested  # on all levels, with actions drawn as in training
+    test = ["--eval-freq", str(run.n_timesteps), "--eval-episodes", str(TEST_EPISODES), "--n-eval-envs", "50"]
+    done = run.trained(folder, *(test if is_tested else []))
+    episodes, points = done.episodes(), done.curve(n_latest=LAST_EPISODES)
+    steps, seconds = points[["steps", "seconds"]].iloc[-1]
     row = dict(
-        train_return=round(float(table["return"].tail(LAST_EPISODES).mean()), 3),
-        test_return=None if tested is None else round(float(tested), 3),
+        train_return=round(float(episodes["return"].tail(LAST_EPISODES).mean()), 3),
+        test_return=done.evaluation()[0] if is_tested else None,
         seconds=round(seconds),
-        steps_per_second=round(made.model.num_timesteps / seconds),
-        test_episodes=TEST_EPISODES if run.task.is_tested else None,
+        steps_per_second=round(steps / seconds),
+        test_episodes=TEST_EPISODES if is_tested else None,
     )
-    return row, curve(table, run.n_timesteps)
+    return row, points
 
 
 def scores_of(returns: Mapping[str, Mapping[str, np.ndarray]], tasks: Sequence[Task]) -> Scores:
@@ -206,7 +198,7 @@ def comparisons(experiment: Experiment) -> list[Comparison]:
         curves = all_curves.merge(rows[["settings", "seed", "task", "contestant"]], on=["settings", "seed"])
         if len(rows) > 0:
             tasks = [task for task in TASKS if task.suite == suite and (rows["task"] == task.env_id).any()]
-            found.append(Comparison(suite, n_timesteps, tasks, rows, curves, pd.read_csv(experiment.results / SPEED)))
+            found.append(Comparison(suite, n_timesteps, tasks, rows, curves, pd.read_csv(RESULTS / SPEED)))
     return found
 
 
@@ -235,27 +227,4 @@ def report(experiment: Experiment) -> Report:
     return files
 
 
-def speed_of(task: Task, name: str) -> Measure:
-    """Measure one phase of PPG or one rollout of PPO."""
-    with TemporaryDirectory() as folder:
-        return speed(Training(task, name, 0, task.n_timesteps).made(Path(folder)).model)
-
-
-def measure_speed(experiment: Experiment, runs: Sequence[Training]) -> None:
-    """Measure the leading contestants on the tasks of these runs, in place of what is known of the tasks."""
-    for task in {run.task.env_id: run.task for run in runs}.values():
-        table = measured({name: (speed_of, (task, name)) for name in LEADING}).assign(task=task.env_id, machine=machine())
-        known = pd.read_csv(experiment.results / SPEED)
-        table = pd.concat([known[known["task"] != task.env_id], table])
-        table.to_csv(experiment.results / SPEED, index=False)
-
-
-SUITES = Experiment(
-    "suites",
-    wanted,
-    train,
-    report,
-    columns=Training.columns,
-    identity=("settings", "seed"),
-    commands={"speed": measure_speed},
-)
+SUITES = Experiment("suites", wanted, train, report, columns=Training.columns, identity=("settings", "seed"))

@@ -4,7 +4,6 @@ import hashlib
 import json
 import os
 import platform
-import shutil
 import subprocess
 import sys
 import time
@@ -96,11 +95,14 @@ class Run:
         return (self.folder / FINISHED).exists()
 
     def start(self) -> subprocess.Popen:
-        """Start the process, in a session of its own, because with Ctrl-C ``train`` saves its model as at the end."""
-        shutil.rmtree(self.folder, ignore_errors=True)
-        self.folder.mkdir(parents=True)
+        """
+        Start the process, which goes on from a checkpoint if there is one. There is none unless the options have a
+        ``--save-freq``, because seconds are those of training. Ctrl-C does not reach it: ``train`` would save its model.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
         recorder = {f"{__name__}.Episodes": dict(file=str(self.folder / EPISODES), clock=self.clock)}
-        words = ["train", "--num-threads", "1", *self.options, "-f", str(self.folder)]
+        no_checkpoint = ["--save-freq", str(2 * self.n_timesteps)]
+        words = ["train", "--num-threads", "1", *no_checkpoint, *self.options, "--run-folder", str(self.folder)]
         command = [sys.executable, "-c", PROGRAM, *words, "-params", *self.params, f"callback:{recorder}"]
         streams: dict[str, Any] = dict(stdin=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
         with (self.folder / "log.txt").open("a") as log:
@@ -141,8 +143,8 @@ class Run:
 
     def evaluation(self) -> tuple[float, float]:
         """Return mean and standard deviation of the returns in the latest evaluation; NaN if there is none that ended."""
-        file = next(self.folder.rglob("evaluations.npz"), None)
-        if file is None:
+        file = self.folder / "evaluations.npz"
+        if not file.exists():
             return np.nan, np.nan
         with np.load(file) as evaluations:
             returns = evaluations["results"][-1]
