@@ -30,7 +30,8 @@ BEST = {"ppo": (1, dict(n_epochs=2, learning_rate=2e-3)), "ppg": (7, dict(n_epoc
 
 def settings(algorithm: str, game: str) -> Settings:
     """Return all hyperparameters of the best trial, in the form of RL Zoo's files."""
-    changes, present = dict(BEST[algorithm][1]), entry(algorithm, game)
+    changes: Settings = dict(BEST[algorithm][1])
+    present = entry(algorithm, game)
     if algorithm == "ppg":
         changes["policy_kwargs"] = f"{{**{present['policy_kwargs']}, **dict(architecture='detached')}}"
     return present | changes | {"n_timesteps": 1e9}
