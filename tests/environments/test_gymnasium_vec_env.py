@@ -127,7 +127,7 @@ class OwnMasks(gym.vector.VectorWrapper):
 def test_methods_of_a_class_of_its_own_are_for_all_environments():
     env = GymnasiumVecEnv(OwnMasks(SyncVectorEnv([CART_POLE] * 2, autoreset_mode=AutoresetMode.SAME_STEP)))
     model = MaskablePPG("MlpPolicy", env, **SMALL).learn(64)
-    assert (model.rollout_buffer.actions.reshape(2, -1) == [[0], [1]]).all()
+    assert (model.rollout_buffer.actions.reshape(-1, 2) == [0, 1]).all()
     assert env.env_method("note", 3) == [None, None] and env.get_attr("noted") == [3, 3]
     assert [picture.shape for picture in env.get_images()] == [(8, 8, 3)] * 2
 
