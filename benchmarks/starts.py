@@ -95,8 +95,7 @@ def start(run: dict[str, Any], folder: Path) -> dict[str, Any]:
         raise FloatingPointError(f"{run}: {logged.to_dict()}")
     has_phases = model.n_aux_epochs > 0  # DAAC and IDAAC have none
     assert (model.n_aux_phases > 0) == has_phases  # DNA's begin with the second rollout
-    returns = pd.read_csv(episodes.file)["return"]
-    fifth = -(-len(returns) // 5)
+    fifth = -(-len(returns := pd.read_csv(episodes.file)["return"]) // 5)
     return dict(
         steps=n_timesteps,
         phases=n_phases,
