@@ -58,11 +58,13 @@ class Rollout:
 
     :param states: names of arrays of which a sequence of samples has the first step's alone
     :param uses: number of epochs of each kind that have used the rollout
+    :param buffer: a buffer that draws its own minibatches, whose observations are not among the arrays
     """
 
     arrays: dict[str, Any]
     states: tuple[str, ...] = ()
     uses: Counter[Kind] = field(default_factory=Counter)
+    buffer: RolloutBuffer | None = None
 
     @classmethod
     def of(cls, buffer: RolloutBuffer, end: RolloutEnd | None = None, steps: slice = slice(None)) -> Self:
@@ -74,6 +76,9 @@ class Rollout:
         :param steps: some of the steps
         """
         found, arrays = arrays_by_step(buffer), {}
+        own = buffer if has_own_samples(buffer) else None
+        if own is not None:
+            del found["observations"]
         for name in [name for name in found if f"vector_{name}" not in found]:
             array = found.pop(name)  # whose memory is free when the next one is copied
             copied = map_arrays(lambda leaf: np.array(leaf[steps].swapaxes(0, 1), order="C"), array)
@@ -85,7 +90,7 @@ class Rollout:
             arrays["action_masks"] = arrays["action_masks"].astype(bool)
         last = {} if end is None else {f"last_{name}": one for name, one in end._asdict().items() if one is not None}
         arrays |= map_arrays(lambda array: np.array(array)[:, None], last)
-        return cls(arrays, getattr(buffer, "states", ()))
+        return cls(arrays, getattr(buffer, "states", ()), buffer=own)
 
     def select(self, names: Iterable[str]) -> "Rollout":
         """Return a rollout with these arrays alone."""
@@ -149,7 +154,7 @@ def batches(rollouts: Sequence[Rollout], parts: Sequence[np.ndarray], length: in
     """
     Draw batches for either phase, for recording and recomputing, and for the log.
 
-    :param rollouts: rollouts with arrays, or tensors, of the same names; single samples may be of rollouts of other lengths
+    :param rollouts: rollouts of the same size, with arrays, or tensors, of the same names
     :param parts: numbers of the sequences of each batch. They count rollout by rollout, environment by environment, by time
     :param length: number of consecutive samples in a sequence
     :return: named tuples of tensors with a field for each array, observations first: (B, ...), sequence after sequence, or
@@ -157,21 +162,18 @@ def batches(rollouts: Sequence[Rollout], parts: Sequence[np.ndarray], length: in
     """
     names = ["observations", *(name for name in rollouts[0].arrays if name != "observations")]
     pieces = [_pieces(rollout, names, length) for rollout in rollouts]
-    counts = [rollout.n_samples // length for rollout in rollouts]  # of sequences
-    firsts = np.cumsum([0, *counts])
-    n_at_once = 1
+    n_sequences, n_at_once = rollouts[0].n_samples // length, 1
     if length == 1:
-        sample_bytes = sum(n_bytes(rollout.arrays["observations"]) for rollout in rollouts) / firsts[-1]
+        sample_bytes = n_bytes(rollouts[0].arrays["observations"]) / n_sequences
         n_at_once = max(1, int(GATHERED_BYTES / max(1, sample_bytes * len(parts[0]))))
     for start in range(0, len(parts), n_at_once):
         some = parts[start : start + n_at_once]
-        ids = np.concatenate(some)
-        owners = np.searchsorted(firsts, ids, side="right") - 1
+        owners, ids = np.divmod(np.concatenate(some), n_sequences)
         places = [np.flatnonzero(owners == k) for k in range(len(rollouts))]
-        drawn = [(k, here, ids[here] - firsts[k]) for k, here in enumerate(places) if len(here) > 0]
+        drawn = [(k, here, ids[here]) for k, here in enumerate(places) if len(here) > 0]
 
         def gather(*arrays: Any, n: int = len(ids), drawn: Any = drawn) -> th.Tensor:
-            rows = ((here, _rows(arrays[k], numbers, counts[k])) for k, here, numbers in drawn)
+            rows = ((here, _rows(arrays[k], numbers, n_sequences)) for k, here, numbers in drawn)
             if len(drawn) == 1:
                 ((_, gathered),) = rows
             else:
@@ -179,11 +181,22 @@ def batches(rollouts: Sequence[Rollout], parts: Sequence[np.ndarray], length: in
                 gathered = arrays[0].new_empty(size) if is_tensor else np.empty(size, arrays[0].dtype)
                 for here, rows_here in rows:
                     gathered[here] = rows_here
-            n_sequences, own, *shape = gathered.shape
-            return th.as_tensor(gathered.reshape(n_sequences * own, *shape), device=device)
+            _, own, *shape = gathered.shape
+            return th.as_tensor(gathered.reshape(n * own, *shape), device=device)
 
         batch = batch_type(tuple(names))(*map_arrays(gather, *pieces))
         yield from [batch] if len(some) == 1 else split_arrays(batch, [len(part) * length for part in some])
+
+
+def own_batches(rollout: Rollout, batch_size: int) -> Iterator[Any]:
+    """Draw an epoch with the ``get`` of the rollout's buffer, with the rollout's advantages."""
+    buffer: Any = rollout.buffer
+    advantages = rollout.arrays["advantages"].swapaxes(0, 1)
+    if buffer.advantages.shape == advantages.shape:  # else it has ordered its arrays for an earlier epoch
+        buffer.advantages = advantages
+    for samples in buffer.get(batch_size):
+        fields = {NAMES.get(name, name): value for name, value in samples._asdict().items()}
+        yield batch_type(tuple(fields))(**fields)
 
 
 def _rows(array: Any, numbers: np.ndarray, n_sequences: int) -> Any:
@@ -242,7 +255,7 @@ def is_recomputable(rollout_buffer: RolloutBuffer) -> bool:
 
 
 def has_own_samples(rollout_buffer: RolloutBuffer) -> bool:
-    """Return whether a class has its own way to draw minibatches, which nothing calls."""
+    """Return whether a class has its own way to draw minibatches; ``own_batches`` calls it."""
     return not (_is_sb3s(rollout_buffer, "get") and _is_sb3s(rollout_buffer, "_get_samples"))
 
 

@@ -142,8 +142,16 @@ def value_loss_moves_policy(policy: PhasicActorCriticPolicy, observations: PyTor
 def check_objective(model: PhasicInterface) -> None:
     """Refuse arguments that the objective cannot work with."""
     cls = type(model.objective)
-    remedy = "it overrides `get` or `_get_samples`, which nothing calls; use one without, see docs/extending.md"
-    require(model, not has_own_samples(model.rollout_buffer), "rollout_buffer_class", remedy)
+    needs_rollout = model.n_aux_epochs > 0 or model.replay.capacity > 1 or model.recompute_advantages
+    has_others = model.policy_keys != POLICY_KEYS or model.reward_weights is not None or model.objective.needs_rollout_end
+    has_others |= cls.extras is not Objective.extras or cls.value_targets is not Objective.value_targets
+    remedy = (
+        "its own `get` or `_get_samples` draws PPO's data, and for the policy phase alone; use n_aux_epochs=0, without "
+        "replay_kwargs, recompute_advantages, prior, reward_weights, memory, masks and objectives with data of their own; or "
+        "SB3's class, and aux_buffer_kwargs=dict(storage='mmap') to save memory"
+    )
+    is_possible = not has_own_samples(model.rollout_buffer) or not (needs_rollout or has_others)
+    require(model, is_possible, "rollout_buffer_class", remedy)
     inputs = {"observations", "targets", "recorded", *model.policy.input_keys}
     repeated = ({*model.objective.policy_keys} & {*POLICY_KEYS, *inputs}) | ({*model.objective.aux_keys} & inputs)
     remedy = f"minibatches have {', '.join(sorted(repeated))} anyway: leave them out of its keys, and rename own data"
@@ -163,7 +171,12 @@ def check_objective(model: PhasicInterface) -> None:
 
 
 def check_rollout(model: PhasicInterface, rollout: Rollout) -> None:
-    """Refuse a rollout from elsewhere without its end if something needs it."""
+    """Refuse a rollout from elsewhere that is longer or shorter than others, or without its end, if something needs it."""
+    if (model.n_aux_epochs > 0 or model.replay.capacity > 1) and rollout.shape != (model.n_envs, model.n_steps):
+        raise ArgumentError(
+            f"`{type(model).__name__}.collect_rollouts` has collected {rollout.shape[1]} steps, and rollouts that are kept "
+            f"have `n_steps`={model.n_steps}: collect so many, or use `n_aux_epochs`=0 without `replay_kwargs`"
+        )
     is_needed = model.objective.needs_rollout_end or model.replay.capacity > 1 or model.recompute_advantages
     if is_needed and "last_dones" not in rollout.arrays:
         raise ArgumentError(

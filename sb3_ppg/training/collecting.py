@@ -19,6 +19,7 @@ from sb3_ppg.buffers.rollouts import (
     Rollout,
     SeparatesBootstrap,
     batches,
+    has_own_samples,
     is_recomputable,
     reset_rollout_buffer,
     smallest_observations,
@@ -154,7 +155,8 @@ def check_log_probs(model: PhasicInterface, rollout_buffer: RolloutBuffer) -> No
     Refuse a policy that acted with another log π(a|s) than the losses compute for its latest actions. If the reason is that
     its networks are random, warn.
     """
-    if not is_recomputable(rollout_buffer) or (model.use_sde and model.policy.squash_output):  # tanh is inverted inexactly
+    is_inexact = model.use_sde and model.policy.squash_output  # tanh is inverted inexactly
+    if is_inexact or not is_recomputable(rollout_buffer) or has_own_samples(rollout_buffer):
         return
     last_step = Rollout.of(rollout_buffer, steps=slice(-1, None))
     (batch,) = batches([last_step], [np.arange(model.n_envs)], 1, model.device)

@@ -271,9 +271,58 @@ class Marking(Objective):
         return {"weights": np.zeros(rollout.shape)}
 
 
-def test_a_way_of_its_own_is_refused_for_minibatches_and_where_advantages_are_recomputed():
-    with pytest.raises(ArgumentError, match=r"`rollout_buffer_class`=.* cannot work: it overrides `get` or `_get_samples`"):
-        PPG("MlpPolicy", ones(), rollout_buffer_class=EveryOther, **OF_BUFFERS)
+class Compressed(RolloutBuffer):
+    """Has observations in bytes, as sb3-extra-buffers has them."""
+
+    def reset(self):
+        super().reset()
+        self.observations = np.empty((self.buffer_size, self.n_envs), dtype=object)
+
+    def add(self, obs, *others):
+        rows, self.observations = self.observations, np.empty((self.buffer_size, *obs.shape), np.float32)
+        super().add(obs, *others)
+        self.observations, rows[self.pos - 1] = rows, [row.tobytes() for row in obs]
+
+    def _get_samples(self, ids, env=None):
+        rows, self.observations = self.observations, np.stack([np.frombuffer(row[0], np.float32) for row in self.observations])
+        samples, self.observations = super()._get_samples(ids, env), rows
+        return samples
+
+
+def test_a_buffer_with_minibatches_of_its_own_trains_the_policy_phase_with_them():
+    kwargs = OF_BUFFERS | dict(n_aux_epochs=0, n_value_epochs=2)
+    classes = (RolloutBuffer, Compressed, EveryOther)
+    ours, same, fewer = (PPG("MlpPolicy", random_envs(), rollout_buffer_class=cls, **kwargs).learn(3 * 32) for cls in classes)
+    assert not changed(ours, same) and changed(ours, fewer)
+
+
+NEEDS_ROLLOUTS = (dict(n_aux_epochs=1), dict(recompute_advantages=True), dict(replay_kwargs=dict(policy_rollouts=2)))
+
+
+@pytest.mark.parametrize("needs", NEEDS_ROLLOUTS)
+def test_where_more_than_the_policy_phase_draws_such_a_buffer_is_refused(needs):
+    with pytest.raises(ArgumentError, match=r"`rollout_buffer_class`=.*EveryOther.* its own `get`.* use n_aux_epochs=0.*mmap"):
+        PPG("MlpPolicy", ones(), rollout_buffer_class=EveryOther, **OF_BUFFERS | dict(n_aux_epochs=0) | needs)
+
+
+class Longer(PPG):
+    """Has rollouts of 24, 32, ... steps."""
+
+    def collect_rollouts(self, env, callback, rollout_buffer, n_rollout_steps):
+        rollout_buffer.buffer_size += 8
+        return super().collect_rollouts(env, callback, rollout_buffer, rollout_buffer.buffer_size)
+
+
+def test_rollouts_of_varying_length_train_the_policy_phase():
+    kwargs = OF_BUFFERS | dict(n_aux_epochs=0)
+    assert Longer("MlpPolicy", ones(), **kwargs).learn(2 * (24 + 32)).n_aux_phases == 0
+    for needs in (dict(n_aux_epochs=1), dict(replay_kwargs=dict(policy_rollouts=2), objective="decoupled")):
+        message = "`Longer.collect_rollouts` has collected 24 steps, .* `n_steps`=16: .* use `n_aux_epochs`=0"
+        with pytest.raises(ArgumentError, match=message):
+            Longer("MlpPolicy", ones(), **kwargs | needs).learn(32)
+
+
+def test_a_way_of_its_own_to_compute_advantages_is_refused_where_they_are_recomputed():
     for name in ("recompute_advantages", "replay_kwargs"):
         kwargs = {name: REPLAY[name], "objective": "decoupled"}
         with pytest.raises(ArgumentError, match=f"`{name}`=.* cannot work: Silent has its own way to compute advantages"):
