@@ -222,7 +222,7 @@ def arguments_of(model: Any) -> SimpleNamespace:
     return SimpleNamespace(**{name: argument_value(model, name) for name in argument_names(type(model))})
 
 
-def check_arguments(model: Any) -> None:
+def check_each_argument(model: Any) -> None:
     """Check the value of each argument on its own, and convert NumPy scalars to Python numbers."""
     for argument in argument_names(type(model)):
         attribute = ATTRIBUTES.get(argument, argument)

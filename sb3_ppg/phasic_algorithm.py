@@ -43,7 +43,7 @@ from sb3_ppg.optim.diagnostics import logger_of_run, record_all
 from sb3_ppg.phasic_interface import PhasicInterface
 from sb3_ppg.play import Player
 from sb3_ppg.policies import MixedPrecision, MlpPolicy, PhasicActorCriticPolicy
-from sb3_ppg.prior import NOT_SHARED, SELF, Prior
+from sb3_ppg.prior import PRIOR_LEFT_OUT, SELF, Prior
 from sb3_ppg.saving.files import atomic_writes, checked_model_file, mark_class
 from sb3_ppg.saving.training_state import generators_kept, load_training_state, save_training_state
 from sb3_ppg.training.checks import (
@@ -54,7 +54,7 @@ from sb3_ppg.training.checks import (
     check_policy_class,
     warn_of_unlikely_arguments,
 )
-from sb3_ppg.training.collecting import as_stored, check_log_probs, take_steps
+from sb3_ppg.training.collecting import as_stored, check_log_probs, collect_steps
 from sb3_ppg.training.session import Session, training
 
 WRITTEN = ("stdout", "log", "json", "csv", "tensorboard")  # SB3's names of all outputs of a log
@@ -239,7 +239,7 @@ class PhasicAlgorithm(PhasicInterface):
         self._tell_weights()
         if isinstance(self.prior, Prior):
             self.prior.policy.to(self.device)
-        elif self.prior not in (None, SELF, NOT_SHARED):
+        elif self.prior not in (None, SELF, PRIOR_LEFT_OUT):
             self.prior = Prior(self.prior, self)
         check_networks(self)
         check_objective(self)
@@ -264,7 +264,7 @@ class PhasicAlgorithm(PhasicInterface):
             self.replay.rollouts = []
         session.callback = callback
         session.acting_policy = self.compiled_training.acting_policy(self.policy)
-        end = session.exchange.rollout(partial(take_steps, self, env, callback, rollout_buffer, n_rollout_steps))
+        end = session.exchange.rollout(partial(collect_steps, self, env, callback, rollout_buffer, n_rollout_steps))
         if end is None:
             return False
         new_obs, values, dones = end

@@ -19,13 +19,13 @@ from sb3_ppg.buffers.rollouts import Observations, smallest_observations
 from sb3_ppg.environments.watched import only_normalizer, statistics
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.phasic_interface import PhasicInterface
-from sb3_ppg.policies.mlp import LATEST
+from sb3_ppg.policies.mlp import TORCH_DISTRIBUTION_ATTRIBUTES
 
 SELF = "self"  # as a value of the argument `prior`: the model's own policy when it begins to learn
-NOT_SHARED = "not shared"  # as a value of the argument `prior` in files on the Hub, which do not hold the prior of a model
+PRIOR_LEFT_OUT = "not shared"  # as a value of the argument `prior` in files on the Hub, which do not hold the prior of a model
 
 
-AT_ONCE = 256  # observations in a forward pass that trains nothing: BCQ, as an agent, samples 100 actions for each
+INFERENCE_BATCH = 256  # observations in a forward pass that trains nothing: BCQ, as an agent, samples 100 actions for each
 
 
 class Prior:
@@ -43,7 +43,7 @@ class Prior:
         if not hasattr(getattr(agent, "policy", None), "get_distribution"):
             remedy = "use a PPG, a PPO, or another algorithm with an action distribution like the model's"
             raise ArgumentError(f"the agent is a {self.name}, which has none: {remedy}")
-        theirs, ours = _describe(agent), _describe(model)
+        theirs, ours = policy_signature(agent), policy_signature(model)
         if theirs != ours:
             raise ArgumentError(f"the agent has a {theirs}, the model a {ours}: use an agent like it")
         normalizer = only_normalizer(agent.env)
@@ -77,7 +77,7 @@ class Prior:
         masks = {} if inputs.get("action_masks") is None else {"action_masks": inputs["action_masks"]}
         self._waiting.append((observations, model._last_episode_starts, masks))
         n_steps, end = len(self._waiting), rollout_buffer.pos + 1
-        if self.has_memory or n_steps * env.num_envs >= AT_ONCE or end == rollout_buffer.buffer_size:
+        if self.has_memory or n_steps * env.num_envs >= INFERENCE_BATCH or end == rollout_buffer.buffer_size:
             observations, starts, masks = map_arrays(lambda *arrays: np.concatenate(arrays), *self._waiting)
             parameters = self.parameters(observations, starts, **masks)
             rollout_buffer.prior[end - n_steps : end] = parameters.reshape(n_steps, env.num_envs, -1)
@@ -135,7 +135,7 @@ class Prior:
         return f"Prior of {self.name}, {digest.hexdigest()[:8]}"
 
 
-def _describe(agent: Any) -> str:
+def policy_signature(agent: Any) -> str:
     """Return the spaces and the kind of action distribution of an agent, which those of a model must equal."""
     distribution = agent.policy.action_dist
     kinds = " and ".join(type(one).__name__ for one in getattr(distribution, "templates", [distribution]))
@@ -148,7 +148,7 @@ def _frozen(policy: Any) -> Any:
     distribution = copy.copy(policy.action_dist)
     for name, value in {**vars(distribution)}.items():  # torch cannot copy tensors that have a graph
         has_graph = isinstance(value, th.distributions.Distribution) or getattr(value, "requires_grad", False)
-        if has_graph or name in LATEST:
+        if has_graph or name in TORCH_DISTRIBUTION_ATTRIBUTES:
             del vars(distribution)[name]
     frozen = copy.deepcopy(policy, {id(policy.action_dist): distribution, id(policy.optimizer): None})
     frozen.requires_grad_(False).set_training_mode(False)

@@ -229,7 +229,7 @@ def _argument(model: PPG, name: str) -> Any:
     if name == "aux_buffer_kwargs":
         return {key: value for key, value in (model.aux_buffer_kwargs or {}).items() if key == "capacity"} or None
     if name == "prior" and isinstance(model.prior, prior.Prior):
-        return prior.NOT_SHARED
+        return prior.PRIOR_LEFT_OUT
     return getattr(model, name)
 
 

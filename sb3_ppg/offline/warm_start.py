@@ -23,7 +23,7 @@ from sb3_ppg.optim.update import mean_losses, optimize_epoch
 from sb3_ppg.optim.value_units import change_value_units
 from sb3_ppg.phasic_interface import PhasicInterface
 from sb3_ppg.policies import head_loss
-from sb3_ppg.prior import AT_ONCE, Prior
+from sb3_ppg.prior import INFERENCE_BATCH, Prior
 
 
 def fit_to_data(model: PhasicInterface, dataset: Any, agent: Any, n_epochs: int, batch_size: int, fit_std: bool) -> None:
@@ -132,5 +132,5 @@ def _value_targets(model: PhasicInterface, data: Dataset) -> np.ndarray:
 @th.no_grad()
 def _by_chunks(function: Callable[[Any], np.ndarray], observations: Observations) -> np.ndarray:
     """Call a function with some of the observations at a time, and concatenate its values."""
-    parts = [slice(start, start + AT_ONCE) for start in range(0, n_samples(observations), AT_ONCE)]
+    parts = [slice(start, start + INFERENCE_BATCH) for start in range(0, n_samples(observations), INFERENCE_BATCH)]
     return np.concatenate([function(map_arrays(lambda array, part=part: array[part], observations)) for part in parts])

@@ -24,7 +24,7 @@ from sb3_ppg.arrays import map_arrays, n_samples, parameters_of
 from sb3_ppg.distributed import n_processes
 from sb3_ppg.errors import cause, warn
 from sb3_ppg.objectives import Objective
-from sb3_ppg.optim.steps import FlatAdam, Gradient, MinibatchLosses, loss_gradient, take_steps
+from sb3_ppg.optim.steps import FlatAdam, Gradient, MinibatchLosses, loss_gradient, run_adam_steps
 from sb3_ppg.optim.update import Update
 from sb3_ppg.policies import PhasicActorCriticPolicy
 from sb3_ppg.policies.extractors import has_convolutions
@@ -131,7 +131,7 @@ class CompiledStep(CompiledFunction):
     """
 
     def __init__(self, training: "CompiledTraining", update: Update, takes_step: bool):
-        function = take_steps if takes_step else loss_gradient
+        function = run_adam_steps if takes_step else loss_gradient
         # Kernels are started without Python, and torch keeps the compiled loop, as it does with other code
         self.device = update.policy.device
         options: dict[str, Any] = dict(cpp_wrapper=self.device.type == "cpu")

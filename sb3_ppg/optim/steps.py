@@ -17,7 +17,7 @@ from sb3_ppg.objectives import Objective
 from sb3_ppg.policies import PhasicActorCriticPolicy
 
 # Names of Adam's state and options, which its function takes
-MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
+ADAM_STATE = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
 OPTIONS = ("amsgrad", "weight_decay", "eps", "maximize", "decoupled_weight_decay")
 
 
@@ -94,7 +94,7 @@ class FlatAdam:
             for some in alike.values():
                 states = [optimizer.state[parameter] for parameter in some]
                 self._originals.append((group, some, states))
-                columns = [some, *([state[name] for state in states] for name in MOMENTS if name in states[0])]
+                columns = [some, *([state[name] for state in states] for name in ADAM_STATE if name in states[0])]
                 values, *moments = (th.cat([one.detach().flatten() for one in column]) for column in columns)
                 beta1, beta2 = group["betas"]
                 options = {name: group[name] for name in OPTIONS} | dict(beta1=beta1, beta2=beta2, foreach=False, fused=False)
@@ -119,7 +119,7 @@ class FlatAdam:
         for number, (flat, (_, parameters, states)) in enumerate(zip(self.groups, self._originals, strict=True)):
             values, *moments, n_steps = flat.state
             th._foreach_copy_([*parameters], flat.split(values))
-            for name, moment in zip(MOMENTS, moments, strict=False):
+            for name, moment in zip(ADAM_STATE, moments, strict=False):
                 th._foreach_copy_([state[name] for state in states], flat.split(moment))
             th._foreach_copy_([state["step"] for state in states], [n_steps] * len(states))
             for parameter, gradient in zip(parameters, flat.split(gradients[number]) if gradients else [], strict=False):
@@ -138,7 +138,7 @@ def loss_gradient(
     return Gradient(losses.names, losses.values, losses.log_ratio.detach(), n_samples(minibatch[0])), gradients
 
 
-def take_steps(
+def run_adam_steps(
     losses_of: MinibatchLosses,
     coefficients: Any,
     minibatches: Any,

@@ -57,7 +57,7 @@ def set_value_units(
 # Powers by which the states of torch's optimizers scale with the gradient (not RMSprop's momentum and Adadelta's steps)
 FIRST_MOMENTS = ("exp_avg", "grad_avg", "exp_inf", "prev")
 SECOND_MOMENTS = ("exp_avg_sq", "max_exp_avg_sq", "square_avg", "sum", "row_var", "col_var", "variance")
-MOMENTS = {**dict.fromkeys(FIRST_MOMENTS, 1), **dict.fromkeys(SECOND_MOMENTS, 2)}
+MOMENT_POWERS = {**dict.fromkeys(FIRST_MOMENTS, 1), **dict.fromkeys(SECOND_MOMENTS, 2)}
 
 
 @th.no_grad()
@@ -67,7 +67,7 @@ def rescale_moments(optimizer: th.optim.Optimizer, parameters: Iterable[nn.Param
 
     :param factor: factor of the change, (1,), or one for each row of a parameter, (n,)
     """
-    powers = {**MOMENTS, "momentum_buffer": 1} if isinstance(optimizer, th.optim.SGD) else MOMENTS
+    powers = {**MOMENT_POWERS, "momentum_buffer": 1} if isinstance(optimizer, th.optim.SGD) else MOMENT_POWERS
     for parameter in parameters:
         state, of_rows = optimizer.state.get(parameter, {}), factor.reshape(-1, *[1] * (parameter.dim() - 1))
         for name, power in powers.items():

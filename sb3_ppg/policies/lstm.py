@@ -18,7 +18,7 @@ from sb3_ppg.arguments import check_value, count
 from sb3_ppg.arrays import n_samples, parameters_of
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.policies.mlp import (
-    EVERYTHING,
+    ALL_FIELDS,
     Architecture,
     Evaluation,
     MultiInputPhasicActorCriticPolicy,
@@ -209,7 +209,7 @@ class RecurrentPhasicActorCriticPolicy(PhasicActorCriticPolicy, RecurrentActorCr
         lstm_states: RNNStates | None = None,
         episode_starts: th.Tensor | None = None,
         *,
-        reads: Collection[str] = EVERYTHING,
+        reads: Collection[str] = ALL_FIELDS,
         auxiliary: bool = False,
     ) -> Evaluation:
         """
@@ -266,7 +266,7 @@ class RecurrentPhasicActorCriticPolicy(PhasicActorCriticPolicy, RecurrentActorCr
         :param deterministic: Whether to take the most likely actions
         :return: actions, (B, ...); V(s), (B, 1); log π(a|s), (B,); the states after each sequence
         """
-        evaluation = self.evaluate(obs, lstm_states, episode_starts, reads=(*EVERYTHING, "lstm_states"))
+        evaluation = self.evaluate(obs, lstm_states, episode_starts, reads=(*ALL_FIELDS, "lstm_states"))
         return *self._act(evaluation, deterministic), evaluation.lstm_states
 
     def get_distribution(  # type: ignore[override]

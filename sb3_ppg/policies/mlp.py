@@ -47,9 +47,9 @@ from sb3_ppg.policies.heads import ValueHead, VectorValueHead, lacks_for_units
 
 Architecture = Literal["dual", "detached", "shared"]
 MixedPrecision = Literal["bf16"]
-LATEST = ("distribution", "distributions")  # torch's objects in those of SB3 and sb3-contrib
-DERIVED = ("evaluate_actions", "get_distribution", "predict_values")  # from `evaluate`
-EVERYTHING = ("distribution", "latent_pi", "latent_vf")  # fields of `Evaluation` that need the networks
+TORCH_DISTRIBUTION_ATTRIBUTES = ("distribution", "distributions")  # torch's objects in those of SB3 and sb3-contrib
+DERIVED_METHODS = ("evaluate_actions", "get_distribution", "predict_values")  # from `evaluate`
+ALL_FIELDS = ("distribution", "latent_pi", "latent_vf")  # fields of `Evaluation` that need the networks
 
 
 class SharedTrunk(MlpExtractor):
@@ -402,7 +402,7 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
 
     # ---- evaluation ----
 
-    def evaluate(self, obs: PyTorchObs, *, reads: Collection[str] = EVERYTHING, auxiliary: bool = False) -> Evaluation:
+    def evaluate(self, obs: PyTorchObs, *, reads: Collection[str] = ALL_FIELDS, auxiliary: bool = False) -> Evaluation:
         """
         Run the networks, each at most once. All other methods use the result, so override this one to change all. Variants
         take further arguments, which ``network_inputs`` returns.
@@ -472,7 +472,9 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
             distribution = self.actions.tempered(distribution, self.temperature)
         if th.compiler.is_compiling():  # compiled code must not store the object
             return distribution
-        vars(self._action_dist).update({name: vars(distribution)[name] for name in LATEST if name in vars(distribution)})
+        vars(self._action_dist).update(
+            {name: vars(distribution)[name] for name in TORCH_DISTRIBUTION_ATTRIBUTES if name in vars(distribution)}
+        )
         self.acted_on = None
         return distribution
 
@@ -492,7 +494,7 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for a copy or a pickle, without the latest distribution, which has a graph."""
         action_dist = copy.copy(self._action_dist)
-        for name in LATEST:
+        for name in TORCH_DISTRIBUTION_ATTRIBUTES:
             vars(action_dist).pop(name, None)
         return {**vars(self), "_action_dist": action_dist, "acted_on": None}
 
@@ -560,7 +562,7 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
         """
         return (batch.observations,)
 
-    def evaluate_batch(self, batch: Any, *, reads: Collection[str] = EVERYTHING, auxiliary: bool = False) -> Evaluation:
+    def evaluate_batch(self, batch: Any, *, reads: Collection[str] = ALL_FIELDS, auxiliary: bool = False) -> Evaluation:
         """Run the networks on a batch; see ``evaluate`` for the arguments."""
         return self.evaluate(*self.network_inputs(batch), reads=reads, auxiliary=auxiliary)
 
@@ -690,8 +692,10 @@ def _check_overrides(cls: type) -> None:
     """
     :raises ArgumentError: if a class overrides a method that follows from ``evaluate``, but not ``evaluate``
     """
-    order = {name: next(i for i, one in enumerate(cls.__mro__) if name in vars(one)) for name in ("evaluate", *DERIVED)}
-    if overridden := [name for name in DERIVED if order[name] < order["evaluate"]]:
+    order = {
+        name: next(i for i, one in enumerate(cls.__mro__) if name in vars(one)) for name in ("evaluate", *DERIVED_METHODS)
+    }
+    if overridden := [name for name in DERIVED_METHODS if order[name] < order["evaluate"]]:
         raise ArgumentError(
             f"`policy`={cls.__name__} cannot work: it overrides {' and '.join(overridden)}, which the losses do not call; "
             "override `evaluate`, whose result they use, see docs/guides/own_networks.md"

@@ -89,7 +89,7 @@ class PhasicCheckpointCallback(PhasicCallback):
         self.name_prefix = name_prefix
         self.keep = keep
         self.model: Any  # a PhasicModel
-        self.is_amid_iteration = False  # after an error in the middle of an iteration
+        self.failed_mid_iteration = False  # after an error in the middle of an iteration
         self._n_rollouts = 0
         self._saved_at: int | None = None
         self._run = ""
@@ -102,7 +102,7 @@ class PhasicCheckpointCallback(PhasicCallback):
 
     def _on_training_start(self) -> None:
         self._n_rollouts = 0
-        self.is_amid_iteration = False
+        self.failed_mid_iteration = False
         self._saved_at = self.num_timesteps if self.num_timesteps > 0 else None
         if self.num_timesteps > 0 and self.model._checkpoint is not None:
             self._run = self.model._checkpoint[0]
@@ -119,7 +119,7 @@ class PhasicCheckpointCallback(PhasicCallback):
         self._n_rollouts += 1
 
     def _on_training_end(self) -> None:
-        if not self.is_amid_iteration:
+        if not self.failed_mid_iteration:
             self.save()
 
     def save(self) -> None:

@@ -12,7 +12,7 @@ from stable_baselines3.common.utils import obs_as_tensor
 
 from sb3_ppg.actions import by_leaf
 from sb3_ppg.arguments import FINITE, argument_value, arguments_of, check_value, number, require
-from sb3_ppg.arguments import check_arguments as check_each
+from sb3_ppg.arguments import check_each_argument
 from sb3_ppg.buffers.rollout_buffers import RewardNormalizer
 from sb3_ppg.buffers.rollouts import (
     NAMES,
@@ -74,7 +74,7 @@ def check_environment(env: Any) -> None:
 
 def check_arguments(model: PhasicInterface) -> None:
     """Refuse arguments that cannot work, alone or together; the model has its environment."""
-    check_each(model)
+    check_each_argument(model)
     remedy = "nothing would hold the policy near the one that collected the data; set `kl_coef` above 0, or a clip range"
     require(model, model.clip_range is not None or model.kl_coef > 0, "clip_range", remedy)
     remedy = "the advantage of a single sample is normalized to zero; use more steps, or normalize_advantage=False"

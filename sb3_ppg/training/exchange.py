@@ -17,7 +17,7 @@ from sb3_ppg.errors import ArgumentError
 from sb3_ppg.phasic_interface import COUNTERS, PhasicInterface
 
 # Arguments that may differ between processes
-OWN = ("policy", "env", "tensorboard_log", "verbose", "device", "aux_buffer_kwargs", "_init_setup_model")
+MAY_DIFFER = ("policy", "env", "tensorboard_log", "verbose", "device", "aux_buffer_kwargs", "_init_setup_model")
 End = TypeVar("End")
 Moments = tuple[np.ndarray, np.ndarray, float]  # mean, variance and count
 
@@ -44,7 +44,7 @@ def _settings(model: PhasicInterface) -> dict[str, Any]:
         "n_envs": model.n_envs,
         "observation_space": model.observation_space,
         "action_space": model.action_space,
-        **{name: argument_value(model, name) for name in argument_names(type(model)) if name not in OWN},
+        **{name: argument_value(model, name) for name in argument_names(type(model)) if name not in MAY_DIFFER},
         **{name.removeprefix("_"): getattr(model, name) for name in COUNTERS},
         "n_kept_rollouts": model.n_kept_rollouts(),
         "policy": type(policy),

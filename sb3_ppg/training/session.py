@@ -26,7 +26,7 @@ from sb3_ppg.errors import (
 )
 from sb3_ppg.optim.compiled import CompiledPolicy
 from sb3_ppg.phasic_interface import PhasicInterface
-from sb3_ppg.prior import NOT_SHARED
+from sb3_ppg.prior import PRIOR_LEFT_OUT
 from sb3_ppg.saving.checkpoints import check_checkpoint_callbacks, checkpoint_callbacks
 from sb3_ppg.training.checks import warn_of_missing_rollouts, warn_of_stale_data
 from sb3_ppg.training.exchange import RolloutExchange, start_together
@@ -95,7 +95,7 @@ def _clean_up(model: PhasicInterface, callback: MaybeCallback, error: BaseExcept
     elif isinstance(error, (NonFiniteError, WorkerError)) and model.session is not None and model.session.callback is not None:
         model.session.callback.on_training_end()  # checkpoints are saved, files closed
     for one in checkpoint_callbacks(callback):
-        one.is_amid_iteration = True
+        one.failed_mid_iteration = True
 
 
 # ---- signals ----
@@ -141,7 +141,7 @@ def _prepare(model: PhasicInterface, total_timesteps: float, reset_num_timesteps
     if model.env is None or isinstance(innermost(model.env), VecEnvWrapper):  # a wrapper that was unpickled
         raise ArgumentError("There is no environment to learn in: use `load(..., env=...)` or `set_env(...)` before")
     model.check_arguments()
-    if model.prior == NOT_SHARED:
+    if model.prior == PRIOR_LEFT_OUT:
         raise ArgumentError(
             "This model was trained near a prior, which its files do not hold: call set_prior(agent), or, to go on without, "
             "set_prior(None)"
