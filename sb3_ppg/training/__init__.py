@@ -1,1 +1,1 @@
-"""Surroundings of Algorithm 1: checks, collecting and preparing rollouts, guarding a run from first step to last signal."""
+"""Collect and prepare rollouts, check arguments, and guard a run against errors and signals."""
