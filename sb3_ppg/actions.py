@@ -32,7 +32,7 @@ from stable_baselines3.common.distributions import (
 from torch import nn
 from torch.nn import functional as F
 
-from sb3_ppg.errors import ArgumentError, raised_as
+from sb3_ppg.errors import ArgumentError
 from sb3_ppg.losses import check_same_shape
 
 NESTED = (spaces.Dict, spaces.Tuple)
@@ -68,12 +68,7 @@ class Actions:
 
     @abstractmethod
     def parameters(self, distribution: Any) -> th.Tensor:
-        """
-        Return the parameters of π(.|s) for each sample, as a new tensor, because the distribution object is reused.
-
-        :param distribution: π(.|s)
-        :return: (B, P)
-        """
+        """Return the parameters of π(.|s) for each sample, (B, P), as a new tensor: the distribution object is reused."""
 
     @abstractmethod
     def kl(self, distribution: Any, first: th.Tensor, second: th.Tensor) -> th.Tensor:
@@ -88,9 +83,7 @@ class Actions:
 
     def kl_divergence(self, distribution: Any, old_parameters: th.Tensor, reverse: bool = False) -> th.Tensor:
         """
-        KL(π_old(.|s), π(.|s)), exact, old policy first, summed over action dimensions: the cloning term.
-
-        Squashing actions through tanh leaves it unchanged: a KL divergence is invariant under a bijection.
+        Return KL(π_old(.|s), π(.|s)), exact, old policy first, summed over action dimensions: the cloning term.
 
         :param distribution: π, differentiable
         :param old_parameters: ``parameters`` of π_old, (B, P)
@@ -113,13 +106,7 @@ class Actions:
         return distribution.entropy()
 
     def prior_kl(self, distribution: Any, prior_parameters: th.Tensor) -> th.Tensor:
-        """
-        Return KL(π_prior(.|s), π(.|s)), the term that keeps the policy near a prior.
-
-        :param distribution: π, differentiable
-        :param prior_parameters: ``parameters`` of π_prior, (B, P)
-        :return: (B,), in nats
-        """
+        """Return KL(π_prior(.|s), π(.|s)), (B,), in nats, from ``parameters`` of π_prior: it keeps the policy near a prior."""
         return self.kl_divergence(distribution, prior_parameters)
 
     def weigh(self, argument: Literal["ent_coef", "prior_coef"], coef: Any, device: th.device) -> float:
@@ -134,13 +121,7 @@ class Actions:
         return coef
 
     def tempered(self, distribution: Any, temperature: float) -> Any:
-        """
-        Return the distribution with the probabilities π(a|s)^(1/T), normalized. Override it for play at a temperature.
-
-        :param distribution: π(.|s), which stays as it is
-        :param temperature: T > 0
-        :return: a new distribution of the same kind
-        """
+        """Return a new distribution with the probabilities π(a|s)^(1/T), normalized. Override it for play at a temperature."""
         raise ArgumentError(f"`temperature`={temperature} cannot work: {type(distribution).__name__} has none; leave it 1")
 
     # ---- forms of an action ----
@@ -183,17 +164,20 @@ class Actions:
         :param distribution: of this kind, for the message
         :raises ArgumentError: if ``for_environments`` does not undo ``from_environments``
         """
-        actions, name = _some_actions(self.space), type(self).__name__
-        problem = f"`distribution_class`={type(distribution).__name__} cannot work: {name}"
-        with raised_as(ArgumentError, f"{problem} must convert tensors; a Box's bounds are `self.low` and `self.high`"):
-            again = self.for_environments(self.from_environments(actions)).double()
-            actions = actions.double()
-            error = (again - actions).abs() / (1 + actions.abs().amax(dim=0))
+        low, high = bounds(self.space)
+        low = np.where(np.isfinite(low), low, np.minimum(high, 1.0) - 2.0) + np.zeros(self.shape)
+        high = np.where(np.isfinite(high), high, low + 2.0)
+        examples = low + np.array([0.0, 0.3, 0.5, 1.0]).reshape(-1, *[1] * low.ndim) * (high - low)
+        actions = th.as_tensor(examples, device="cpu").to(dtype_of(self.space))
+        again = self.for_environments(self.from_environments(actions)).double()
+        actions = actions.double()
+        error = (again - actions).abs() / (1 + actions.abs().amax(dim=0))
         if not (error <= 1e-5).all():
             worst = error.argmax()
             raise ArgumentError(
-                f"{problem}.for_environments(from_environments(a)) is {again.flatten()[worst]:.4g} for "
-                f"a={actions.flatten()[worst]:.4g}; override both methods so that one is the inverse of the other"
+                f"`distribution_class`={type(distribution).__name__} cannot work: {type(self).__name__}.for_environments("
+                f"from_environments(a)) is {again.flatten()[worst]:.4g} for a={actions.flatten()[worst]:.4g}; override both "
+                "methods so that one is the inverse of the other"
             )
 
     def from_buffer(self, actions: th.Tensor) -> th.Tensor:
@@ -225,15 +209,6 @@ def bounds(space: Any) -> tuple[Any, Any]:
     return space.start, space.start + (space.n if isinstance(space, spaces.Discrete) else space.nvec) - 1
 
 
-def _some_actions(space: Any) -> th.Tensor:
-    """Return actions of a space that is not nested, from the lowest to the highest: (4, ...)."""
-    low, high = bounds(space)
-    low = np.where(np.isfinite(low), low, np.minimum(high, 1.0) - 2.0) + np.zeros(space.shape)
-    high = np.where(np.isfinite(high), high, low + 2.0)
-    actions = low + np.array([0.0, 0.3, 0.5, 1.0]).reshape(-1, *[1] * low.ndim) * (high - low)
-    return th.as_tensor(actions, device="cpu").to(dtype_of(space))
-
-
 class ActionDistribution(Distribution):
     """Base class for your own distributions: SB3's ``Distribution``, with two methods that follow from the others."""
 
@@ -248,12 +223,7 @@ class ActionDistribution(Distribution):
 
 
 def with_python_integers(distribution: Distribution) -> Distribution:
-    """
-    Replace NumPy's integers in the sizes of a distribution, as torch's compiler takes them for tensors.
-
-    :param distribution: SB3's, sb3-contrib's, or a user's; changed in place
-    :return: the same object
-    """
+    """Replace NumPy's integers in the sizes of a distribution, in place: torch's compiler takes them for tensors."""
     if isinstance(sizes := getattr(distribution, "action_dims", None), list):
         distribution.action_dims = [*map(int, sizes)]  # type: ignore[attr-defined]
     return distribution
@@ -359,14 +329,9 @@ class SquashedGaussianDistribution(SquashedDiagGaussianDistribution):
     """SB3's squashed Gaussian, with its entropy."""
 
     def entropy(self) -> th.Tensor:
-        """
-        Return H(tanh(u)) = H(u) + E[log(1 - tanh²(u))] by quadrature. Unlike an estimate from actions that were taken, it has
-        a gradient.
-
-        :return: (B,), in nats
-        """
+        """Return H(tanh(u)) = H(u) + E[log(1 - tanh²(u))], (B,), in nats, by quadrature, which has a gradient."""
         normal = self.distribution
-        nodes, weights = (th.as_tensor(one).to(normal.mean) for one in (NODES, WEIGHTS / WEIGHTS.sum()))
+        nodes, weights = th.as_tensor(NODES).to(normal.mean), th.as_tensor(WEIGHTS / WEIGHTS.sum()).to(normal.mean)
         u = normal.mean[..., None] + normal.stddev[..., None] * nodes
         log_slope = 2 * (math.log(2) - u - F.softplus(-2 * u)) @ weights
         return (normal.entropy() + log_slope).sum(dim=1)
@@ -396,11 +361,7 @@ def register(distribution_class: type[Distribution], actions_class: type[Actions
 
 
 def actions_class_of(distribution_class: type[Distribution]) -> type[Actions]:
-    """
-    :param distribution_class: SB3's, sb3-contrib's, or one that was registered
-    :return: its subclass of ``Actions``
-    :raises ArgumentError: if there is none
-    """
+    """Return the subclass of ``Actions`` for a distribution, or raise an ``ArgumentError``."""
     for known in distribution_class.__mro__:
         if known in _KINDS:
             return _KINDS[known]
@@ -466,15 +427,12 @@ def flat_space(space: spaces.Space) -> spaces.Space:
     :param space: action space
     :return: the space of actions in buffers: the space itself, or, for a nested space, a row of floats, described as a
         MultiDiscrete space so that SB3 accepts it: ``nvec`` has the number of choices of each dimension of each leaf
-    :raises ArgumentError: if it has no leaves, or two with one path; see also ``leaves``
+    :raises ArgumentError: if it has no leaves; see also ``leaves``
     """
     if not isinstance(space, NESTED):
         return space
-    paths = [leaf.path for leaf in leaves(space)]
-    if not paths:
+    if not leaves(space):
         raise ArgumentError(f"The action space {space} has no actions")
-    if twice := {path for path in paths if paths.count(path) > 1}:
-        raise ArgumentError(f"The action space {space} has two parts of the path {min(twice)!r}: rename a key")
     flat = spaces.MultiDiscrete(n_choices(space))
     flat.dtype = np.dtype(np.float32)  # type: ignore[assignment]
     return flat
@@ -563,20 +521,18 @@ class NestedActions(Actions):
         return self._leaf_kls(distribution, first, second).sum(dim=0)
 
     def prior_kl(self, distribution: "NestedDistribution", prior_parameters: th.Tensor) -> th.Tensor:
-        """Return the KL divergences of the leaves, multiplied by the weights of ``prior_coef`` and added up."""
         kls = self._leaf_kls(distribution, prior_parameters, self.parameters(distribution))
         return self.weights["prior_coef"].to(kls) @ kls
 
     def _leaf_kls(self, distribution: "NestedDistribution", first: th.Tensor, second: th.Tensor) -> th.Tensor:
         sizes = [parameters.shape[1] for parameters in self._leaf_parameters(distribution)]
         parts = zip(self.kinds, distribution.distributions, first.split(sizes, dim=1), second.split(sizes, dim=1), strict=True)
-        return th.stack([kind.kl(*others) for kind, *others in parts])
+        return th.stack([kind.kl(*leaf) for kind, *leaf in parts])
 
     def _leaf_parameters(self, distribution: "NestedDistribution") -> list[th.Tensor]:
-        return [kind.parameters(one) for kind, one in zip(self.kinds, distribution.distributions, strict=True)]
+        return [kind.parameters(leaf) for kind, leaf in zip(self.kinds, distribution.distributions, strict=True)]
 
     def entropy(self, distribution: "NestedDistribution", actions: th.Tensor) -> th.Tensor:
-        """Return the entropies of the leaves, multiplied by the weights of ``ent_coef`` and added up."""
         entropies = distribution.leaf_entropies(actions)
         return self.weights["ent_coef"].to(entropies) @ entropies
 
@@ -589,14 +545,12 @@ class NestedActions(Actions):
         return 1.0 if has_parts else coef
 
     def tempered(self, distribution: "NestedDistribution", temperature: Any) -> "NestedDistribution":
-        """Return the distribution at one temperature for all leaves, or at one for each part of the space."""
-        temperatures, tempered = by_leaf(self.space, "temperature", temperature), copy.copy(distribution)
-        parts = zip(self.kinds, distribution.distributions, temperatures, strict=True)
-        tempered.distributions = [kind.tempered(one, its) for kind, one, its in parts]
+        tempered = copy.copy(distribution)
+        parts = zip(self.kinds, distribution.distributions, by_leaf(self.space, "temperature", temperature), strict=True)
+        tempered.distributions = [kind.tempered(leaf, leaf_temperature) for kind, leaf, leaf_temperature in parts]
         return tempered
 
     def for_environments(self, actions: th.Tensor) -> list[th.Tensor]:
-        """Return the actions of rows of numbers, (B, n), leaf by leaf, in the types of their spaces."""
         converted = []
         for (_, space), kind, part in zip(self.leaves, self.kinds, self.split(actions), strict=True):
             taken = kind.for_environments(part.reshape(-1, *kind.shape))
@@ -604,9 +558,8 @@ class NestedActions(Actions):
         return converted
 
     def for_step(self, actions: th.Tensor) -> list[Any]:
-        """Return the actions of rows of numbers, (n_envs, n), as the space describes them, one for each environment."""
         arrays = [part.numpy() for part in self.for_environments(actions.cpu())]
-        return [structure(self.space, iter(of_env)) for of_env in zip(*arrays, strict=True)]
+        return [structure(self.space, iter(env_actions)) for env_actions in zip(*arrays, strict=True)]
 
     def check_conversion(self, distribution: Any) -> None:
         for kind, template in zip(self.kinds, distribution.templates, strict=True):
@@ -622,11 +575,7 @@ class NestedActions(Actions):
 
 
 class NestedActionNet(nn.Module):
-    """
-    A layer for the parameters of each leaf's distribution, and its parameters that do not depend on the observation.
-
-    :param nets: result of ``proba_distribution_net`` for each leaf
-    """
+    """The results of ``proba_distribution_net`` for each leaf: a layer, and parameters that need no observation."""
 
     def __init__(self, nets: Sequence[nn.Module | tuple[nn.Module, nn.Parameter]]):
         super().__init__()
@@ -655,13 +604,12 @@ class NestedDistribution(ActionDistribution):
         one_dimensional = [_with_one_dimension(leaf.space) for leaf in leaves(space)]
         self.templates = [with_python_integers(make_leaf(part)) for part in one_dimensional]
         parts = zip(self.templates, one_dimensional, strict=True)
-        self.actions = NestedActions(space, [actions_class_of(type(one))(part) for one, part in parts])
+        self.actions = NestedActions(space, [actions_class_of(type(template))(part) for template, part in parts])
         self.action_dims = n_choices(space)  # as sb3-contrib's, for masks
         self.log_std_init = log_std_init
         self.distributions: list[Distribution] = []  # with parameters
 
     def proba_distribution_net(self, latent_dim: int) -> NestedActionNet:
-        """Return the layers for the parameters, which take (B, latent_dim)."""
         nets = []
         for template in self.templates:
             options = dict(log_std_init=self.log_std_init) if isinstance(template, DiagGaussianDistribution) else {}
@@ -670,7 +618,7 @@ class NestedDistribution(ActionDistribution):
 
     def proba_distribution(self, parameters: Sequence[tuple[th.Tensor, ...]]) -> "NestedDistribution":
         pairs = zip(self.templates, parameters, strict=True)
-        self.distributions = [copy.copy(template).proba_distribution(*its) for template, its in pairs]
+        self.distributions = [copy.copy(template).proba_distribution(*leaf) for template, leaf in pairs]
         return self
 
     def apply_masking(self, masks: np.ndarray | th.Tensor | None) -> None:
@@ -679,35 +627,35 @@ class NestedDistribution(ActionDistribution):
         parts: Any = [None] * len(sizes)
         if masks is not None:
             parts = th.as_tensor(masks).reshape(-1, sum(sizes)).split(sizes, dim=1)
-        for one, part in zip(self.distributions, parts, strict=True):
-            if hasattr(one, "apply_masking"):
-                one.apply_masking(part)
+        for leaf, part in zip(self.distributions, parts, strict=True):
+            if hasattr(leaf, "apply_masking"):
+                leaf.apply_masking(part)
 
     def leaf_log_probs(self, actions: th.Tensor) -> th.Tensor:
         """Return log π of each leaf's action, (number of leaves, B), for rows of numbers, (B, n)."""
         parts = zip(self.distributions, self.actions.split(actions), strict=True)
-        return th.stack([one.log_prob(part) for one, part in parts])
+        return th.stack([leaf.log_prob(part) for leaf, part in parts])
 
     def leaf_entropies(self, actions: th.Tensor) -> th.Tensor:
         """Return the entropy of each leaf, or, where it has no closed form, -log π of its action, (number of leaves, B)."""
         entropies = []
-        for one, part in zip(self.distributions, self.actions.split(actions), strict=True):
-            entropy = one.entropy()
-            entropies.append(-one.log_prob(part) if entropy is None else entropy)
+        for leaf, part in zip(self.distributions, self.actions.split(actions), strict=True):
+            entropy = leaf.entropy()
+            entropies.append(-leaf.log_prob(part) if entropy is None else entropy)
         return th.stack(entropies)
 
     def log_prob(self, actions: th.Tensor) -> th.Tensor:
         return self.leaf_log_probs(actions).sum(dim=0)
 
     def entropy(self) -> th.Tensor:
-        entropies: Any = [one.entropy() for one in self.distributions]
+        entropies: Any = [leaf.entropy() for leaf in self.distributions]
         return th.stack(entropies).sum(dim=0)
 
     def sample(self) -> th.Tensor:
-        return _row(one.sample() for one in self.distributions)
+        return _row(leaf.sample() for leaf in self.distributions)
 
     def mode(self) -> th.Tensor:
-        return _row(one.mode() for one in self.distributions)
+        return _row(leaf.mode() for leaf in self.distributions)
 
 
 def _row(actions: Iterator[th.Tensor]) -> th.Tensor:

@@ -84,7 +84,7 @@ def choice(*choices: Any) -> Rule:
     *first, last = (f'"{value}"' if isinstance(value, str) else str(value) for value in choices)
 
     def is_allowed(value: Any) -> bool:
-        return any(isinstance(value, type(one)) and value == one for one in choices)  # so 1 is not True
+        return any(isinstance(value, type(allowed)) and value == allowed for allowed in choices)  # so 1 is not True
 
     return Rule(is_allowed, f"use {', '.join(first)} or {last}")
 
@@ -111,7 +111,7 @@ RULES: dict[str, Rule] = {
     "reward_weights": Rule(
         lambda value: (
             value in (None, "observation")
-            or (isinstance(value, list) and len(value) > 0 and all(is_number(one) and abs(one) <= 1e6 for one in value))
+            or (isinstance(value, list) and len(value) > 0 and all(is_number(x) and abs(x) <= 1e6 for x in value))
         ),
         'use a list of numbers within 1e6, one for each component of the rewards, "observation", or None for scalar rewards',
     ),
@@ -222,7 +222,7 @@ def arguments_of(model: Any) -> SimpleNamespace:
     return SimpleNamespace(**{name: argument_value(model, name) for name in argument_names(type(model))})
 
 
-def check_arguments(model: Any) -> None:
+def check_each_argument(model: Any) -> None:
     """Check the value of each argument on its own, and convert NumPy scalars to Python numbers."""
     for argument in argument_names(type(model)):
         attribute = ATTRIBUTES.get(argument, argument)

@@ -20,7 +20,7 @@ def map_arrays(function: Callable[..., Any], *trees: Any) -> Any:
     if isinstance(first, dict):
         return {key: map_arrays(function, *(tree[key] for tree in trees)) for key in first}
     if isinstance(first, tuple):
-        parts = [map_arrays(function, *some) for some in zip(*trees, strict=True)]
+        parts = [map_arrays(function, *branches) for branches in zip(*trees, strict=True)]
         return type(first)(*parts) if hasattr(first, "_fields") else tuple(parts)
     return function(*trees)
 
@@ -57,14 +57,7 @@ def split_each(minibatches: Iterable[Minibatch], size: int | None) -> Iterator[M
 
 
 def split_arrays(tree: Any, sizes: Sequence[int]) -> Sequence[Any]:
-    """
-    Split tensors of the same samples into consecutive parts, which share their memory.
-
-    :param tree: tensors, nested like the arguments of ``map_arrays``, of shape (number of samples, ...), or (number of
-        sequences, ...) for sequences of equal length. Scalars and values that are not tensors are the same in every part
-    :param sizes: number of samples in each part, a multiple of the sequence length
-    :return: the parts, each with the structure of ``tree``
-    """
+    """Split a tree like ``split``, into parts with these numbers of samples, multiples of the sequence length."""
     total = sum(sizes)
 
     def pieces(leaf: Any) -> list[Any]:
@@ -82,7 +75,8 @@ def _transposed(tree: Any, n: int) -> Sequence[Any]:
         return tree
     if not tree:
         return [tree] * n
-    parts = zip(*(_transposed(one, n) for one in (tree.values() if isinstance(tree, dict) else tree)), strict=True)
+    branches = tree.values() if isinstance(tree, dict) else tree
+    parts = zip(*(_transposed(branch, n) for branch in branches), strict=True)
     if isinstance(tree, dict):
         return [dict(zip(tree, part, strict=True)) for part in parts]
     return [type(tree)(*part) for part in parts] if hasattr(tree, "_fields") else [*parts]

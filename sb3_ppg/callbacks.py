@@ -54,14 +54,14 @@ class PhasicCallback(BaseCallback):
 
 def tell(callback: MaybeCallback, event: str, **state: Any) -> None:
     """Call an event of each ``PhasicCallback``, with its ``locals``, and show the epoch in SB3's progress bar."""
-    for one in every(callback):
-        if isinstance(one, PhasicCallback):
-            one.update_locals(state)
-            getattr(one, event)()
-        elif isinstance(one, ProgressBarCallback) and hasattr(one, "pbar"):
+    for listener in every(callback):
+        if isinstance(listener, PhasicCallback):
+            listener.update_locals(state)
+            getattr(listener, event)()
+        elif isinstance(listener, ProgressBarCallback) and hasattr(listener, "pbar"):
             epoch = min(state["epoch"] + 1, state["n_aux_epochs"])
             text = f"auxiliary phase, epoch {epoch}/{state['n_aux_epochs']}"
-            one.pbar.set_description("" if event == "on_aux_phase_end" else text)
+            listener.pbar.set_description("" if event == "on_aux_phase_end" else text)
 
 
 def every(callback: MaybeCallback) -> Iterator[BaseCallback]:
@@ -89,5 +89,5 @@ def without_rank_zero_callbacks(callback: MaybeCallback) -> MaybeCallback:
     if isinstance(callback, CallbackList):
         callback = callback.callbacks
     if isinstance(callback, list):
-        return CallbackList([one for one in map(without_rank_zero_callbacks, callback) if isinstance(one, BaseCallback)])
-    return None if any(isinstance(one, RANK_ZERO_ONLY) for one in every(callback)) else callback
+        return CallbackList([rest for rest in map(without_rank_zero_callbacks, callback) if isinstance(rest, BaseCallback)])
+    return None if any(isinstance(inner, RANK_ZERO_ONLY) for inner in every(callback)) else callback

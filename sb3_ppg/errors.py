@@ -119,7 +119,7 @@ class HubError(_Printable, RuntimeError):
 
 @contextlib.contextmanager
 def raised_as(kind: type[Exception], what: str, *others: type[Exception]) -> Iterator[None]:
-    """Raise errors of all kinds but the others, those of damaged files or of the network for instance, as one of this kind."""
+    """Re-raise every error except ``others`` as ``kind``, with ``what`` before its message."""
     try:
         yield
     except (kind, *others):
@@ -130,10 +130,10 @@ def raised_as(kind: type[Exception], what: str, *others: type[Exception]) -> Ite
 
 def nearest(name: str, there: Iterable[str]) -> str:
     """Return the end of an error message for a name that does not exist: the nearest names, or those that exist."""
-    folded = {one.lower(): one for one in sorted(there)}
+    folded = {known.lower(): known for known in sorted(there)}
     close = difflib.get_close_matches(name.lower(), folded, n=3)
     if close:
-        return f"; nearest: {', '.join(folded[one] for one in close)}"
+        return f"; nearest: {', '.join(map(folded.__getitem__, close))}"
     if not folded:
         return "; there is none"
     return f"; there are {', '.join(list(folded.values())[:20])}{', ...' if len(folded) > 20 else ''}"

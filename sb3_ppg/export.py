@@ -43,25 +43,23 @@ class DeterministicPolicy(nn.Module):
     :param model: a model of this package
     :param vec_normalize: wrapper that normalizes observations. None: that of the model's environment, if it has one.
         A model that was loaded without its environment has none
-    :raises ArgumentError: if the model is not one of this package, if its environments have several ``VecNormalize``, or one
-        inside a wrapper that changes shapes, or if a key of its observations is the name of another input or output
+    :raises ArgumentError: if the model's environments have several ``VecNormalize``, or if a key of its observations is the
+        name of another input or output
     """
 
     policy: Any  # of one of the classes of this package
 
     def __init__(self, model: PPG, vec_normalize: VecNormalize | None = None):
         super().__init__()
-        if not isinstance(model, PPG):
-            raise ArgumentError(f"`model` is a {type(model).__name__}, not one of sb3_ppg's algorithms")
         self.policy = copy.deepcopy(model.policy, {id(model.policy.optimizer): None}).cpu()
         self.policy.mixed_precision = None
         space = copy.deepcopy(model.observation_space)  # whose random generator the environment may use
         self.is_dict = isinstance(space, spaces.Dict)
         self.parts: dict[str, spaces.Space] = dict(space.spaces) if isinstance(space, spaces.Dict) else {"observation": space}
-        is_nested, of_space = isinstance(self.policy.actions, NestedActions), leaves(model.action_space)
         self.n_choices = sum(n_choices(model.action_space))
-        self.input_names = [*self.parts]
-        self.output_names = [f"action.{leaf.path}" for leaf in of_space] if is_nested else ["action"]
+        self.input_names, self.output_names = [*self.parts], ["action"]
+        if isinstance(self.policy.actions, NestedActions):
+            self.output_names = [f"action.{leaf.path}" for leaf in leaves(model.action_space)]
         if isinstance(self.policy, MaskablePhasicActorCriticPolicy):
             self.input_names += ["action_masks"]
         if isinstance(self.policy, RecurrentPhasicActorCriticPolicy):
@@ -74,14 +72,9 @@ class DeterministicPolicy(nn.Module):
         vec_normalize = vec_normalize or only_normalizer(model.env)
         if vec_normalize is not None and vec_normalize.norm_obs:
             statistics = vec_normalize.obs_rms
-            for name, one in (statistics if isinstance(statistics, dict) else {"observation": statistics}).items():
-                if one.mean.shape != self.parts[name].shape:
-                    raise ArgumentError(
-                        f"`VecNormalize` normalizes observations of shape {one.mean.shape}, the model takes "
-                        f"{self.parts[name].shape}: let it be the outermost wrapper"
-                    )
-                mean, std = (th.as_tensor(part) for part in (one.mean.copy(), np.sqrt(one.var + vec_normalize.epsilon)))
-                self.statistics[name] = mean, std, vec_normalize.clip_obs
+            for name, rms in (statistics if isinstance(statistics, dict) else {"observation": statistics}).items():
+                std = th.as_tensor(np.sqrt(rms.var + vec_normalize.epsilon))
+                self.statistics[name] = th.as_tensor(rms.mean.copy()), std, vec_normalize.clip_obs
         self.eval().requires_grad_(False)
 
     @unvalidated_distributions()
@@ -107,10 +100,7 @@ class DeterministicPolicy(nn.Module):
         return outputs if len(outputs) > 1 else outputs[0]
 
     def example_inputs(self, n_envs: int = 2) -> tuple[th.Tensor, ...]:
-        """
-        :param n_envs: B
-        :return: inputs of the right shapes and types: samples of the observation space, every action possible, new episodes
-        """
+        """Return inputs for B = ``n_envs``: samples of the observation space, every action possible, new episodes."""
         inputs = [th.as_tensor(np.stack([space.sample() for _ in range(n_envs)])) for space in self.parts.values()]
         if "action_masks" in self.input_names:
             inputs.append(th.ones(n_envs, self.n_choices, dtype=th.bool))

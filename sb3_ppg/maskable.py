@@ -24,7 +24,7 @@ from sb3_ppg.policies import (
     PhasicActorCriticCnnPolicy,
     PhasicActorCriticPolicy,
 )
-from sb3_ppg.policies.mlp import EVERYTHING
+from sb3_ppg.policies.mlp import ALL_FIELDS
 from sb3_ppg.ppg import PPG
 
 
@@ -59,7 +59,7 @@ class MaskablePhasicActorCriticPolicy(PhasicActorCriticPolicy):
         obs: PyTorchObs,
         action_masks: np.ndarray | th.Tensor | None = None,
         *,
-        reads: Collection[str] = EVERYTHING,
+        reads: Collection[str] = ALL_FIELDS,
         auxiliary: bool = False,
     ) -> Evaluation:
         """

@@ -54,17 +54,14 @@ from sb3_ppg.training.checks import (
     check_policy_class,
     warn_of_unlikely_arguments,
 )
-from sb3_ppg.training.collecting import as_stored, check_log_probs, take_steps
+from sb3_ppg.training.collecting import as_stored, check_log_probs, collect_steps
 from sb3_ppg.training.session import Session, training
 
 WRITTEN = ("stdout", "log", "json", "csv", "tensorboard")  # SB3's names of all outputs of a log
 
 
 class PhasicAlgorithm(PhasicInterface):
-    """
-    Base class of ``PPG``: everything that Stable-Baselines3 expects of an algorithm. ``PPG`` documents the arguments, and adds
-    Algorithm 1 of the paper.
-    """
+    """Base class of ``PPG``, which documents the arguments and adds Algorithm 1: what SB3 expects of an algorithm."""
 
     @arguments_explained
     def __init__(
@@ -227,12 +224,12 @@ class PhasicAlgorithm(PhasicInterface):
         self.clip_range = None if self.clip_range is None else FloatSchedule(self.clip_range)
         self.clip_range_vf = None if self.clip_range_vf is None else FloatSchedule(self.clip_range_vf)
         self.objective = make_objective(self.objective_class, self.policy, self.objective_kwargs).to(self.device)
-        of_policy = parameters_of(self.policy.optimizer)
-        trained = [*of_policy, *self.objective.trained_with_policy()]
+        parameters = parameters_of(self.policy.optimizer)
+        trained = [*parameters, *self.objective.trained_with_policy()]
         # The policy's own optimizer is the one of the policy (or joint) epochs
-        self.value_optimizer = self.policy.make_optimizer(self.value_lr_schedule(1), of_policy)
+        self.value_optimizer = self.policy.make_optimizer(self.value_lr_schedule(1), parameters)
         self.aux_optimizer = self.policy.make_optimizer(self.aux_lr_schedule(1), trained)
-        if len(trained) > len(of_policy):
+        if len(trained) > len(parameters):
             self.policy.optimizer = self.policy.make_optimizer(self.lr_schedule(1), trained)
         self.aux_buffer = made_from(self.aux_buffer_kwargs, AuxBuffer, self.device)
         self.replay = made_from(self.replay_kwargs, RolloutReplay)
@@ -264,7 +261,7 @@ class PhasicAlgorithm(PhasicInterface):
             self.replay.rollouts = []
         session.callback = callback
         session.acting_policy = self.compiled_training.acting_policy(self.policy)
-        end = session.exchange.rollout(partial(take_steps, self, env, callback, rollout_buffer, n_rollout_steps))
+        end = session.exchange.rollout(partial(collect_steps, self, env, callback, rollout_buffer, n_rollout_steps))
         if end is None:
             return False
         new_obs, values, dones = end
@@ -308,7 +305,7 @@ class PhasicAlgorithm(PhasicInterface):
             super().learn(total_timesteps, callback, log_interval, name, reset_num_timesteps, progress_bar)
             if log_interval is not None and self.logger.name_to_value:
                 values = dict(self.logger.name_to_value)
-                self.dump_logs()  # SB3 writes before each update, so not what the last one has recorded
+                self.dump_logs()  # SB3 dumps the log before each update; without this the last update's values would be lost
                 for name, value in values.items():  # these stay readable, and are not written again
                     self.logger.record(name, value, exclude=WRITTEN)
         return self
@@ -387,12 +384,6 @@ class PhasicAlgorithm(PhasicInterface):
         super()._maybe_recommend_cpu(mlp_class_name)
 
     def set_env(self, env: GymEnv, force_reset: bool = True) -> None:
-        """
-        Set the environment to learn in, as in SB3.
-
-        :param env: environment
-        :param force_reset: whether to reset it before training
-        """
         super().set_env(env, force_reset)
         store_floats(self.rollout_buffer, self.env)
         self._tell_weights()
@@ -405,8 +396,6 @@ class PhasicAlgorithm(PhasicInterface):
         """
         Seed as in SB3. Several processes share one seed: their environments are numbered consecutively, their initial weights
         are the same, and each draws from its own random generators once it learns.
-
-        :param seed: seed, the same in all processes
         """
         super().set_random_seed(seed)
         if self.env is not None and rank() > 0:
@@ -550,12 +539,13 @@ class PhasicAlgorithm(PhasicInterface):
         return {name: value for name, value in vars(self).items() if name != "compiled_training"} | {"session": None}
 
     def _excluded_save_params(self) -> list[str]:
-        of_training = ("rollout_end", "session", "compiled_training", "_fitting_micro_batch_size")
-        of_environments = ("reward_reader", "time_limits")
-        return [*super()._excluded_save_params(), "aux_buffer", "replay", "objective", *of_training, *of_environments]
+        own = ("aux_buffer", "replay", "objective", "rollout_end", "session", "compiled_training", "_fitting_micro_batch_size")
+        return [*super()._excluded_save_params(), *own, "reward_reader", "time_limits"]
 
     def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
-        of_objective = ["objective"] if self.objective.state_dict() else []  # most objectives have nothing to save
+        names = ["policy", "policy.optimizer", "value_optimizer", "aux_optimizer"]
+        if self.objective.state_dict():  # most objectives have nothing to save
+            names.append("objective")
         if self.objective.adversary_optimizer is not None:
-            of_objective.append("objective.adversary_optimizer")
-        return ["policy", "policy.optimizer", "value_optimizer", "aux_optimizer", *of_objective], []
+            names.append("objective.adversary_optimizer")
+        return names, []

@@ -150,10 +150,7 @@ class PhasicInterface(OnPolicyAlgorithm):
     # ---- sizes and coefficients ----
 
     def coefficients(self, progress_remaining: float | None = None) -> Coefficients:
-        """
-        :param progress_remaining: progress at which schedules are evaluated, from 1 to 0. None: the current one
-        :return: the coefficients of the losses
-        """
+        """Return the coefficients of the losses, with schedules at a progress from 1 to 0; None: the current one."""
         progress = self._current_progress_remaining if progress_remaining is None else progress_remaining
         clip_range, clip_range_vf, prior_coef = (
             schedule(progress) if callable(schedule) else schedule
@@ -172,36 +169,25 @@ class PhasicInterface(OnPolicyAlgorithm):
         )
 
     def aux_samples_per_batch(self) -> int:
-        """
-        :return: number of samples in an auxiliary minibatch: by default a sixteenth of a rollout (with memory, of a phase,
-            because samples of a sequence are similar), but at least ``batch_size``
-        """
+        """Return the number of samples in an auxiliary minibatch, by default a sixteenth of a rollout."""
+        # With memory, of a phase, because samples of a sequence are similar
         n_samples = self.aux_buffer.n_samples if self.policy.has_memory else self.n_steps * self.n_envs
         return self.aux_batch_size or max(math.ceil(n_samples / 16), self.batch_size)
 
     def has_single_samples(self, aux_batch_size: int) -> bool:
-        """
-        :param aux_batch_size: number of samples in an auxiliary minibatch
-        :return: whether minibatches of this size consist of single samples instead of whole sequences
-        """
+        """Return whether auxiliary minibatches of this size consist of single samples instead of whole sequences."""
         if self.policy.has_memory or self.objective.needs_whole_sequences:
             return False
         return not self.objective.shuffles_sequences or aux_batch_size < self.n_steps
 
     def prepare_sequences(self) -> int:
-        """
-        Choose the sequences of an auxiliary phase, whole ones or single samples.
-
-        :return: their number in a minibatch
-        """
+        """Choose the sequences of an auxiliary phase, whole ones or single samples; return their number in a minibatch."""
         size = self.aux_samples_per_batch()
         self.aux_buffer.single_samples = self.has_single_samples(size)
         return math.ceil(size / self.aux_buffer.sequence_length)
 
     def resolved_micro_batch_size(self) -> int | None:
-        """
-        :return: the largest number of samples in one forward pass; None for whole minibatches
-        """
+        """Return the largest number of samples in one forward pass; None for whole minibatches."""
         if self.micro_batch_size != "auto":
             return self.micro_batch_size
         if self.objective.needs_whole_minibatches:
@@ -214,20 +200,11 @@ class PhasicInterface(OnPolicyAlgorithm):
     # ---- hooks: what memory, masks and the like override ----
 
     def step_inputs(self, env: VecEnv) -> dict[str, Any]:
-        """
-        :param env: the environments
-        :return: further inputs of ``act`` for the next step, by name, which the rollout buffer's ``add`` gets, too
-        """
+        """Return further inputs of ``act`` for the next step, by name, which the rollout buffer's ``add`` gets, too."""
         return {}
 
     def act(self, observations: PyTorchObs, **inputs: Any) -> tuple[th.Tensor, th.Tensor, th.Tensor]:
-        """
-        Choose actions while a rollout is collected.
-
-        :param observations: the latest observations, (n_envs, ...)
-        :param inputs: see ``step_inputs``
-        :return: actions, (n_envs, ...); V(s), (n_envs, 1); log π(a|s), (n_envs,)
-        """
+        """Return actions, (n_envs, ...); V(s), (n_envs, 1); log π(a|s), (n_envs,), while a rollout is collected."""
         compiled = None if self.session is None or inputs else self.session.acting_policy
         return (compiled or self.policy)(observations, **inputs)
 
@@ -249,10 +226,7 @@ class PhasicInterface(OnPolicyAlgorithm):
         return self.policy.predict_values(observations)
 
     def memory(self) -> np.ndarray | None:
-        """
-        :return: the policy's memory before the next step, (n_envs, ...), for ``next_values`` of older observations; None
-            for policies without memory
-        """
+        """Return the policy's memory before the next step, (n_envs, ...), for ``next_values`` of older observations."""
         return None
 
     # ---- rollouts ----
@@ -264,8 +238,8 @@ class PhasicInterface(OnPolicyAlgorithm):
     @property
     def policy_keys(self) -> tuple[str, ...]:
         """Names of a rollout's arrays that minibatches of the policy phase have."""
-        of_prior = () if self.prior is None else ("prior",)
-        return (*POLICY_KEYS, *self.policy.input_keys, *of_prior, *self.objective.policy_keys)
+        prior_keys = () if self.prior is None else ("prior",)
+        return (*POLICY_KEYS, *self.policy.input_keys, *prior_keys, *self.objective.policy_keys)
 
     @property
     def aux_keys(self) -> tuple[str, ...]:

@@ -45,8 +45,8 @@ class Player:
             if not isinstance(model.policy, PhasicActorCriticPolicy):
                 name = type(model).__name__
                 raise ArgumentError(f"`temperature`={temperature} cannot work: {name} is no algorithm of sb3_ppg; leave it 1")
-            for one in by_leaf(model.action_space, "temperature", temperature):
-                check_value("temperature", one)
+            for leaf_temperature in by_leaf(model.action_space, "temperature", temperature):
+                check_value("temperature", leaf_temperature)
         self.model = model
         self.epsilon = epsilon
         self.temperature = temperature

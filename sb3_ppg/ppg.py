@@ -16,7 +16,7 @@ from sb3_ppg.optim.update import Update, mean_losses
 from sb3_ppg.optim.value_units import change_value_units, set_value_units
 from sb3_ppg.phasic_algorithm import PhasicAlgorithm
 from sb3_ppg.training.checks import check_extras, check_rollout
-from sb3_ppg.training.preparing import recompute_advantages, record
+from sb3_ppg.training.preparing import recompute_advantages, record_references
 
 
 class PPG(PhasicAlgorithm):
@@ -165,7 +165,7 @@ class PPG(PhasicAlgorithm):
                     n_before = self.num_timesteps - self.n_steps * self.n_envs * n_processes()
                     if self.objective.is_due(n_before):  # always, except for DNA's first steps
                         self.auxiliary_phase()
-        self.rollout_end = None  # the next rollout has another
+        self.rollout_end = None  # set by the next `collect_rollouts`
         average_batch_statistics([self.policy, self.objective])
         self.logger.record("time/update_seconds", time.perf_counter() - start)
 
@@ -181,18 +181,18 @@ class PPG(PhasicAlgorithm):
                 for _ in range(n_epochs):
                     if not (due := self.replay.due(kind)):
                         break  # all rollouts are used up
-                    if self.recompute_advantages and any(one.history for one in updates):
+                    if self.recompute_advantages and any(earlier.epochs for earlier in updates):
                         for rollout in due:
                             self.update_advantages(rollout)
                     if update.epoch(self.replay.epoch(kind, batch_size, self.policy_keys, self.device)).stopped:
                         if self.verbose >= 1:
-                            print(f"Early stopping at step {len(update.history) - 1} due to reaching max kl")
+                            print(f"Early stopping at step {len(update.epochs) - 1} due to reaching max kl")
                         break
-                self._n_updates += len(update.history) if kind == "policy" else 0
+                self._n_updates += len(update.epochs) if kind == "policy" else 0
         self._log_policy_phase(latest, updates)
 
     def _prepare(self, latest: Rollout, kinds: Sequence[Kind]) -> None:
-        """Compute what the epochs need of the latest rollout, and of older ones that they use again."""
+        """Prepare the latest rollout and replayed ones: value targets, advantages, value unit, the objective's data."""
         objective, replay, own = self.objective, self.replay, {*latest.arrays}
         check_rollout(self, latest)
         latest.arrays["targets"] = objective.value_targets(latest, self.gamma)
@@ -253,7 +253,7 @@ class PPG(PhasicAlgorithm):
             print(f"Auxiliary phase: {self.n_aux_epochs} epochs over {buffer.n_samples:,} samples")
         report("on_aux_phase_start", epoch=0)
         n_sequences, micro_batch_size = self.prepare_sequences(), self.resolved_micro_batch_size()
-        record(self.policy, self.objective, buffer, n_sequences, micro_batch_size)  # π_old
+        record_references(self.policy, self.objective, buffer, n_sequences, micro_batch_size)  # π_old
         update = self._begin_update("auxiliary", self.objective.auxiliary_losses)
         for number in range(1, self.n_aux_epochs + 1):
             self.policy.set_training_mode(True)  # a callback may have evaluated the policy
@@ -262,14 +262,13 @@ class PPG(PhasicAlgorithm):
         self.objective.after_auxiliary_phase(self.policy)
         self._n_aux_phases += 1
         outcome = auxiliary_summary(self.policy, self.objective, buffer, n_sequences, micro_batch_size)
-        record_all(self.logger, "aux", {**mean_losses(update.history), **outcome, "learning_rate": update.learning_rate})
+        record_all(self.logger, "aux", {**mean_losses(update.epochs), **outcome, "learning_rate": update.learning_rate})
         record_all(self.logger, "aux", {"n_phases": self._n_aux_phases, "seconds": time.perf_counter() - start})
         report("on_aux_phase_end", epoch=self.n_aux_epochs)
 
     # ---- updates ----
 
     def _begin_update(self, kind: Literal["policy", "value", "auxiliary"], losses: Callable[..., Losses]) -> Update:
-        """Begin epochs with one method of the objective."""
         optimizer, schedule = {
             "policy": (self.policy.optimizer, self.lr_schedule),
             "value": (self.value_optimizer, self.value_lr_schedule),

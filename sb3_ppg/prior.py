@@ -14,12 +14,12 @@ import torch as th
 from stable_baselines3.common.utils import obs_as_tensor
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
-from sb3_ppg.arrays import map_arrays, n_samples
+from sb3_ppg.arrays import map_arrays
 from sb3_ppg.buffers.rollouts import Observations, smallest_observations
 from sb3_ppg.environments.watched import only_normalizer, statistics
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.phasic_interface import PhasicInterface
-from sb3_ppg.policies.mlp import LATEST
+from sb3_ppg.policies.mlp import TORCH_DISTRIBUTION_ATTRIBUTES
 
 SELF = "self"  # as a value of the argument `prior`: the model's own policy when it begins to learn
 PRIOR_LEFT_OUT = "not shared"  # as a value of the argument `prior` in files on the Hub, which do not hold the prior of a model
@@ -41,30 +41,24 @@ class Prior:
         if not hasattr(getattr(agent, "policy", None), "get_distribution"):
             remedy = "use a PPG, a PPO, or another algorithm with an action distribution like the model's"
             raise ArgumentError(f"the agent is a {self.name}, which has none: {remedy}")
-        theirs, ours = _signature(agent), _signature(model)
+        theirs, ours = policy_signature(agent), policy_signature(model)
         if theirs != ours:
             raise ArgumentError(f"the agent has a {theirs}, the model a {ours}: use an agent like it")
         normalizer = only_normalizer(agent.env)
         # Without its environments, like one that was unpickled
         self.normalizer = copy.deepcopy(normalizer) if normalizer is not None and normalizer.norm_obs else None
         self.policy = _frozen(agent.policy).to(model.device)
+        self.has_memory = hasattr(self.policy, "lstm_actor")
         self.actions = model.policy.actions
         self.states: Any = None  # of LSTMs
         self._waiting: list[Any] = []  # observations, episode starts and masks of the steps before the next forward pass
         self.n_parameters = self.parameters(smallest_observations(model.rollout_buffer, 1), np.ones(1)).shape[1]  # P
 
-    @property
-    def has_memory(self) -> bool:
-        """True if the policy has LSTMs."""
-        return hasattr(self.policy, "lstm_actor")
-
     def before_step(self, model: PhasicInterface, env: VecEnv, rollout_buffer: Any, inputs: dict[str, Any]) -> None:
         """
         Look at the latest observations while a rollout is collected. At its end, the buffer has an array ``prior``,
-        (n_steps, n_envs, P): the parameters of π_prior(.|s). Without LSTMs, many steps share a forward pass.
-
-        :param env: environments of the model
-        :param inputs: further inputs of ``PPG.act``, of which the prior needs action masks
+        (n_steps, n_envs, P): the parameters of π_prior(.|s). Without LSTMs, many steps share a forward pass. ``inputs`` are
+        those of ``PPG.act``, of which the prior needs action masks.
         """
         if rollout_buffer.pos == 0:
             self._waiting = []
@@ -98,17 +92,13 @@ class Prior:
             raise ArgumentError(f"the agent is a {self.name}, which needs earlier observations: use one without memory")
         if self.has_memory:
             starts = th.as_tensor(episode_starts, dtype=th.float32, device=self.policy.device)
-            distribution, self.states = self.policy.get_distribution(tensors, self._states(n_samples(tensors)), starts)
+            if self.states is None or self.states[0].shape[1] != len(starts):
+                lstm = self.policy.lstm_actor
+                self.states = (th.zeros(lstm.num_layers, len(starts), lstm.hidden_size, device=self.policy.device),) * 2
+            distribution, self.states = self.policy.get_distribution(tensors, self.states, starts)
         else:
             distribution = self.policy.get_distribution(tensors, **masks)
         return self.actions.parameters(distribution).cpu().numpy()
-
-    def _states(self, n_envs: int) -> tuple[th.Tensor, th.Tensor]:
-        lstm = self.policy.lstm_actor
-        if self.states is None or self.states[0].shape[1] != n_envs:
-            zeros = th.zeros(lstm.num_layers, n_envs, lstm.hidden_size, device=self.policy.device)
-            self.states = zeros, zeros
-        return self.states
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for a file: on the CPU, and without the states of LSTMs, as a resumed run begins new episodes."""
@@ -118,7 +108,6 @@ class Prior:
         return vars(self) | changed
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore the state from a file."""
         vars(self).update(state)
         if state["normalizer"] is not None:
             self.normalizer = VecNormalize.__new__(VecNormalize)
@@ -128,15 +117,15 @@ class Prior:
         """Return a text that is the same for equal priors, by which several processes compare theirs."""
         digest, rms = sha256(), {} if self.normalizer is None else statistics(self.normalizer)
         arrays = [weight.cpu().numpy() for weight in self.policy.state_dict().values()]
-        for array in [*arrays, *(part for one in rms.values() for part in (one.mean, one.var))]:
+        for array in [*arrays, *(moment for key in rms for moment in (rms[key].mean, rms[key].var))]:
             digest.update(np.ascontiguousarray(array).tobytes())
         return f"Prior of {self.name}, {digest.hexdigest()[:8]}"
 
 
-def _signature(agent: Any) -> str:
+def policy_signature(agent: Any) -> str:
     """Return the spaces and the kind of action distribution of an agent, which those of a model must equal."""
     distribution = agent.policy.action_dist
-    kinds = " and ".join(type(one).__name__ for one in getattr(distribution, "templates", [distribution]))
+    kinds = " and ".join(type(part).__name__ for part in getattr(distribution, "templates", [distribution]))
     squashed = "squashed " if agent.policy.squash_output else ""
     return f"{squashed}{kinds} over {agent.action_space} for observations {agent.observation_space}"
 
@@ -146,7 +135,7 @@ def _frozen(policy: Any) -> Any:
     distribution = copy.copy(policy.action_dist)
     for name, value in {**vars(distribution)}.items():  # torch cannot copy tensors that have a graph
         has_graph = isinstance(value, th.distributions.Distribution) or getattr(value, "requires_grad", False)
-        if has_graph or name in LATEST:
+        if has_graph or name in TORCH_DISTRIBUTION_ATTRIBUTES:
             del vars(distribution)[name]
     frozen = copy.deepcopy(policy, {id(policy.action_dist): distribution, id(policy.optimizer): None})
     frozen.requires_grad_(False).set_training_mode(False)

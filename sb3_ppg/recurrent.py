@@ -143,9 +143,9 @@ class RecurrentPPG(PPG):
         # Each rollout yields the states with which the next one begins
         for rollout, following in zip_longest(rollouts, rollouts[1:]):
             parts = np.split(np.arange(self.n_envs), self.n_envs // n_sequences)
-            of_parts = batches([rollout], parts, self.n_steps, self.device)
             states = [
-                pack_states(self.policy.states_after(*self.policy.network_inputs(batch))).cpu().numpy() for batch in of_parts
+                pack_states(self.policy.states_after(*self.policy.network_inputs(batch))).cpu().numpy()
+                for batch in batches([rollout], parts, self.n_steps, self.device)
             ]
             last = np.concatenate(states)
             if following is not None and (following.arrays["number"] == rollout.arrays["number"] + 1).all():

@@ -267,8 +267,6 @@ def test_an_optimizer_of_which_no_other_can_be_made_is_refused_unless_its_policy
     needs = partial(NeedsMore, more=True)
     with pytest.raises(ArgumentError, match=r"`policy`=Own has .* no NeedsMore can be made .*'more'.*`make_optimizer`"):
         make(policy=policy_with(needs))
-    with pytest.raises(ArgumentError, match="LBFGS cannot work"):
-        make(policy=policy_with(th.optim.LBFGS))
 
     class MakesAll(policy_with(needs)):
         def make_optimizer(self, learning_rate, parameters):

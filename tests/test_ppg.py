@@ -331,7 +331,6 @@ CONTRADICTORY_NETWORKS = [
     (dict(detach_value_in_aux_phase=True), "detach_value_in_aux_phase.*'dual'.*detached"),
     (dict(architecture="shared", share_features_extractor=False), "share_features_extractor.*'shared'.*dual"),
     (dict(architecture="detached", net_arch=dict(pi=[8], vf=[9])), "net_arch.*'detached'.*dual"),
-    (dict(squash_output=True), "squash_output.*use_sde"),
     (dict(detach_value_in_aux_phase="False"), "detach_value_in_aux_phase"),
 ]
 BATCH_NORM = dict(features_extractor_class=BatchNormExtractor)
@@ -342,7 +341,6 @@ BAD_ARGUMENTS += [
     (dict(aux_batch_size=24), "aux_batch_size.*24.*n_steps.*16.*use a multiple of it, or less, for minibatches of single"),
     (dict(aux_batch_size=64), "aux_batch_size.*64.*48"),
     (dict(value_learning_rate=1e-3), "value_learning_rate`=0.001 cannot work: both losses share.*n_value_epochs"),
-    (dict(mixed_precision="bf16"), "mixed_precision`='bf16' cannot work.*no layers"),
     (dict(micro_batch_size=4, policy_kwargs=BATCH_NORM), "micro_batch_size`=4 cannot work: batch normalization.*None"),
     (dict(recompute_advantages=True, **AVERAGED), "recompute_advantages`=True.* would count a rollout several times"),
     (dict(objective_kwargs=dict(value_clip=0.2), clip_range_vf=0.2), "clip_range_vf`=.* cannot work: `value_clip` of"),

@@ -291,7 +291,6 @@ def test_what_cannot_work_is_refused_by_name():
         (dict(architecture="shared", shared_lstm=False), "shared_lstm.*contradicts.*'shared'.*'dual'"),
         (dict(architecture="single"), "`architecture`='single' cannot work"),
         (dict(lstm_kwargs=dict(bidirectional=True)), "lstm_kwargs.*bidirectional"),
-        (dict(lstm_hidden_size=8.5), "`lstm_hidden_size`=8.5 cannot work"),
         (dict(shared_lstm=True, share_features_extractor=False), "share_features_extractor.*contradicts"),
     ):
         with pytest.raises((ArgumentError, TypeError), match=message):

@@ -27,11 +27,7 @@ OBJECTIVES: dict[str, type[Objective]] = {
 
 
 def find_objective(objective: Any) -> type[Objective]:
-    """
-    :param objective: a name from ``OBJECTIVES``, or a class derived from ``Objective``
-    :return: the class
-    :raises ArgumentError: if there is no such objective
-    """
+    """Return the class of an objective: a name from ``OBJECTIVES``, or a class; raise an ``ArgumentError`` for others."""
     cls = OBJECTIVES.get(objective) if isinstance(objective, str) else objective
     if not (isinstance(cls, type) and issubclass(cls, Objective)):
         hint = nearest(objective, OBJECTIVES) if isinstance(objective, str) else ""
@@ -49,16 +45,14 @@ def objective_name(cls: type[Objective]) -> str | type[Objective]:
 
 def make_objective(objective: Any, policy: PhasicActorCriticPolicy, kwargs: dict[str, Any] | None) -> Objective:
     """
-    :param objective: a name or class, see ``find_objective``
-    :param policy: policy in training
-    :param kwargs: keyword arguments of the class
-    :return: the objective
+    Make an objective, a name or a class, for a policy.
+
     :raises ArgumentError: if there is no such objective, or if it keeps the policy
     """
     cls = find_objective(objective)
     made = made_from(kwargs, cls, policy)
-    of_policy = {id(parameter) for parameter in policy.parameters()}
-    if shared := [name for name, parameter in made.named_parameters() if id(parameter) in of_policy]:
+    known = {id(parameter) for parameter in policy.parameters()}
+    if shared := [name for name, parameter in made.named_parameters() if id(parameter) in known]:
         raise ArgumentError(
             f"`objective`={objective_name(cls)!r} keeps the policy's {', '.join(shared)}, which would be trained twice per "
             "step: use the policy that each of its methods gets"

@@ -14,7 +14,7 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from sb3_ppg import losses
-from sb3_ppg.arguments import Rule, check_value, count, number, require
+from sb3_ppg.arguments import check_value, number, require
 from sb3_ppg.arrays import map_arrays
 from sb3_ppg.buffers.rollouts import Rollout
 from sb3_ppg.errors import ArgumentError
@@ -46,7 +46,6 @@ class AdvantageHeadObjective(Objective):
 
     def __init__(self, policy: PhasicActorCriticPolicy, advantage_coef: float = 0.25, value_frequency: int = 1) -> None:
         super().__init__(policy)
-        check_value("value_frequency", value_frequency, count())
         check_value("advantage_coef", advantage_coef, number(0, MAX_WEIGHT))
         self.advantage_coef = advantage_coef
         self.value_frequency = value_frequency
@@ -56,9 +55,8 @@ class AdvantageHeadObjective(Objective):
     def check(self, policy: PhasicActorCriticPolicy, arguments: Any) -> None:
         super().check(policy, arguments)
         name = type(self).__name__
-        require(
-            arguments, arguments.n_value_epochs is not None, "n_value_epochs", f"{name} has no joint epochs; use at least 1"
-        )
+        remedy = f"{name} has no joint epochs; use at least 1"
+        require(arguments, arguments.n_value_epochs is not None, "n_value_epochs", remedy)
         require(arguments, arguments.n_aux_epochs == 0, "n_aux_epochs", f"{name} has no auxiliary phase; use 0")
         require(arguments, arguments.clip_range_vf is None, "clip_range_vf", f"{name} clips values by `clip_range`; use None")
         remedy = f"{name} clips values by it, and `value_net` has a loss of its own; use None"
@@ -73,12 +71,11 @@ class AdvantageHeadObjective(Objective):
         distribution, latent, _, _ = policy.evaluate_batch(batch, reads=("distribution", "latent_pi"))
         actions = policy.actions.from_buffer(batch.actions)
         surrogate = self.surrogate(policy, batch, distribution, coefficients)
-        of_actions = policy.actions.features(actions).to(latent.dtype)
-        predicted = self.advantage_head(th.cat([latent, of_actions], dim=1)).flatten()
-        error = F.mse_loss(predicted, batch.advantages)
-        of_latent = self._latent_losses(policy, latent, batch)
-        total = surrogate.total + self.advantage_coef * error + of_latent.total
-        return Losses(total, {**surrogate.terms, "advantage_loss": error, **of_latent.terms}, surrogate.log_ratio)
+        inputs = th.cat([latent, policy.actions.features(actions).to(latent.dtype)], dim=1)
+        error = F.mse_loss(self.advantage_head(inputs).flatten(), batch.advantages)
+        latent_losses = self._latent_losses(policy, latent, batch)
+        total = surrogate.total + self.advantage_coef * error + latent_losses.total
+        return Losses(total, {**surrogate.terms, "advantage_loss": error, **latent_losses.terms}, surrogate.log_ratio)
 
     def _latent_losses(self, policy: PhasicActorCriticPolicy, latent: th.Tensor, batch: Any) -> Losses:
         """Return further losses of the policy's network, of the features that its heads read: none here."""
@@ -123,9 +120,7 @@ class OrderObjective(AdvantageHeadObjective):
         level_key: str = "level_seed",
     ) -> None:
         super().__init__(policy, advantage_coef, value_frequency)
-        check_value("hidden_size", hidden_size, count(0))
         check_value("order_coef", order_coef, number(0, MAX_WEIGHT))
-        check_value("level_key", level_key, Rule(lambda value: isinstance(value, str), "use a string"))
         self.order_coef = order_coef
         self.level_key = level_key
         n_inputs = 2 * policy.mlp_extractor.latent_dim_pi

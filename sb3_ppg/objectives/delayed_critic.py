@@ -10,7 +10,7 @@ from stable_baselines3.common.torch_layers import create_mlp
 from torch import nn
 from torch.nn import functional as F
 
-from sb3_ppg.arguments import check_value, count, number, require
+from sb3_ppg.arguments import check_value, number, require
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.losses import Losses
 from sb3_ppg.objectives.paper import MAX_WEIGHT, Coefficients, Objective, replays
@@ -43,18 +43,10 @@ class DelayedCriticObjective(Objective):
         name = type(self).__name__
         require(arguments, arguments.n_value_epochs is None, "n_value_epochs", f"{name} has joint epochs only; use None")
         require(arguments, not replays(arguments), "replay_kwargs", f"{name} holds values as they were collected; use None")
-        require(
-            arguments,
-            arguments.n_aux_epochs > 0,
-            "n_aux_epochs",
-            f"{name} learns values in the auxiliary phase; use at least 1",
-        )
-        require(
-            arguments,
-            arguments.clip_range_vf is None,
-            "clip_range_vf",
-            f"{name} learns no values where it would clip; use None",
-        )
+        remedy = f"{name} learns values in the auxiliary phase; use at least 1"
+        require(arguments, arguments.n_aux_epochs > 0, "n_aux_epochs", remedy)
+        remedy = f"{name} learns no values where it would clip; use None"
+        require(arguments, arguments.clip_range_vf is None, "clip_range_vf", remedy)
 
     def value_error(
         self, policy: PhasicActorCriticPolicy, latent: th.Tensor, batch: Any, coefficients: Coefficients
@@ -100,7 +92,6 @@ class DynamicsObjective(DelayedCriticObjective):
     ) -> None:
         super().__init__(policy, value_distance_coef)
         check_value("dynamics_coef", dynamics_coef, number(0, MAX_WEIGHT))
-        check_value("hidden_size", hidden_size, count())
         self.dynamics_coef = dynamics_coef
         self.n_actions = policy.actions.n_features  # number of choices in a Discrete space
         n_inputs = 2 * policy.mlp_extractor.latent_dim_pi + self.n_actions

@@ -55,7 +55,6 @@ class DistillationObjective(Objective):
         check_value("td_lambda", td_lambda, number(0, 1))
         check_value("constraint", constraint, choice("kl", "reverse_kl", "logits"))
         check_value("value_batch_size", value_batch_size, optional(count(), "for `batch_size`"))
-        check_value("delay", delay, count(0))
         self.td_lambda = td_lambda
         self.constraint = constraint
         self.value_batch_size = value_batch_size
@@ -64,9 +63,8 @@ class DistillationObjective(Objective):
     def check(self, policy: PhasicActorCriticPolicy, arguments: Any) -> None:
         super().check(policy, arguments)
         name = type(self).__name__
-        require(
-            arguments, arguments.n_value_epochs is not None, "n_value_epochs", f"{name} has no joint epochs; use at least 1"
-        )
+        remedy = f"{name} has no joint epochs; use at least 1"
+        require(arguments, arguments.n_value_epochs is not None, "n_value_epochs", remedy)
         if self.constraint == "logits" and isinstance(policy.action_space, NESTED):
             raise ArgumentError(f"`constraint`='logits' cannot work with {policy.action_space}: use 'kl' or 'reverse_kl'")
 

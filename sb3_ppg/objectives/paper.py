@@ -140,9 +140,10 @@ class Objective(nn.Module):
         :return: sum of the terms, and each term
         """
         distribution, _, latent_vf, _ = policy.evaluate_batch(batch)
-        of_policy = self.surrogate(policy, batch, distribution, coefficients)
-        of_values = self.value_error(policy, latent_vf, batch, coefficients)
-        return Losses(of_policy.total + of_values.total, {**of_policy.terms, **of_values.terms}, of_policy.log_ratio)
+        surrogate = self.surrogate(policy, batch, distribution, coefficients)
+        value_error = self.value_error(policy, latent_vf, batch, coefficients)
+        terms = {**surrogate.terms, **value_error.terms}
+        return Losses(surrogate.total + value_error.total, terms, surrogate.log_ratio)
 
     def policy_losses(self, policy: PhasicActorCriticPolicy, batch: Any, coefficients: Coefficients) -> Losses:
         """Return the losses of the policy phase's epochs on the policy alone; see ``joint_losses``."""
@@ -162,11 +163,8 @@ class Objective(nn.Module):
         """
         Return the losses of the auxiliary phase.
 
-        :param policy: policy in training
         :param batch: B samples of the phase, with fields ``observations``, ``targets``, ``recorded`` (those of the method of
             this name), inputs of the policy, and ``aux_keys``
-        :param coefficients: weights of the terms
-        :return: sum of the terms, and each term
         """
         return self.evaluated_losses(policy, policy.evaluate_batch(batch, auxiliary=True), batch, coefficients)
 
@@ -179,17 +177,11 @@ class Objective(nn.Module):
     ) -> Losses:
         """
         Return the loss of ``policy_gradient``, the entropy bonus and, with ``kl_coef``, the KL penalty; with a prior, also
-        E[KL(π_prior, π)].
-
-        :param policy: policy in training
-        :param batch: B samples of a rollout
-        :param distribution: π(.|s)
-        :param coefficients: weights of the terms
-        :return: sum of the terms, and each term
+        E[KL(π_prior, π)]; see ``joint_losses``.
         """
         actions = policy.actions.from_buffer(batch.actions)
         log_prob, entropy = distribution.log_prob(actions), policy.actions.entropy(distribution, actions)
-        surrogate, proximal_log_prob, others = self.policy_gradient(policy, batch, log_prob, coefficients)
+        surrogate, proximal_log_prob, logged = self.policy_gradient(policy, batch, log_prob, coefficients)
         entropy_loss = losses.entropy_loss(entropy, log_prob, weights_of(batch))
         terms = {"policy_gradient_loss": surrogate, "entropy_loss": entropy_loss}
         total = surrogate + coefficients.ent_coef * entropy_loss
@@ -199,7 +191,7 @@ class Objective(nn.Module):
         if coefficients.prior_coef is not None:
             terms["prior_kl"] = policy.actions.prior_kl(distribution, batch.prior).mean()
             total = total + coefficients.prior_coef * terms["prior_kl"]
-        return Losses(total, {**terms, **others}, log_prob.detach() - proximal_log_prob)
+        return Losses(total, {**terms, **logged}, log_prob.detach() - proximal_log_prob)
 
     def policy_gradient(
         self, policy: PhasicActorCriticPolicy, batch: Any, log_prob: th.Tensor, coefficients: Coefficients
@@ -207,10 +199,7 @@ class Objective(nn.Module):
         """
         Return the loss on the advantages: L^clip, or without ``clip_range`` the unclipped surrogate.
 
-        :param policy: policy in training
-        :param batch: B samples of a rollout
         :param log_prob: log π(a|s), (B,)
-        :param coefficients: weights of the terms
         :return: the loss, scalar; log π_prox(a|s) of the policy that clipping and penalty refer to, (B,); scalars for the log
         """
         old_log_prob, clip_range = batch.old_log_prob, coefficients.clip_range
@@ -222,15 +211,7 @@ class Objective(nn.Module):
     def value_error(
         self, policy: PhasicActorCriticPolicy, latent: th.Tensor, batch: Any, coefficients: Coefficients
     ) -> Losses:
-        """
-        Return L^value of the policy phase, in value units.
-
-        :param policy: policy in training
-        :param latent: features that its true value head reads, (B, latent_dim_vf)
-        :param batch: B samples of a rollout
-        :param coefficients: weights of the terms
-        :return: the weighted term, and the term
-        """
+        """Return L^value of the policy phase, in value units, from the features of the true head, (B, latent_dim_vf)."""
         loss = self.head_error(policy.value_net, latent, batch, coefficients.value_unit, coefficients.clip_range_vf)
         return Losses(coefficients.vf_coef * loss, {"value_loss": loss})
 
@@ -240,9 +221,7 @@ class Objective(nn.Module):
         """
         Return the loss of a value head in either phase, clipped by ``value_clip`` or ``clip_range_vf``.
 
-        :param head: one of the two value heads
         :param latent: features that it reads, (B, latent dimension)
-        :param batch: B samples of the phase
         :param unit: the value unit
         :param clip_range_vf: in value units, or None for no clipping
         :return: scalar
@@ -258,15 +237,7 @@ class Objective(nn.Module):
     def evaluated_losses(
         self, policy: PhasicActorCriticPolicy, evaluation: Evaluation, batch: Any, coefficients: Coefficients
     ) -> Losses:
-        """
-        Return the losses of the auxiliary phase, once the networks have been run.
-
-        :param policy: policy in training
-        :param evaluation: distribution and latents of the batch
-        :param batch: B samples of the phase
-        :param coefficients: weights of the terms
-        :return: sum of the terms, and each term
-        """
+        """Return the losses of the auxiliary phase, once the networks have been run; see ``auxiliary_losses``."""
         unit = coefficients.value_unit
         terms = {
             "kl": self.kl_to_recorded(policy, evaluation.distribution, batch.recorded).mean(),
@@ -279,11 +250,7 @@ class Objective(nn.Module):
     # ---- data ----
 
     def value_targets(self, rollout: Rollout, gamma: Any) -> np.ndarray:
-        """
-        :param rollout: the rollout, with SB3's value targets
-        :param gamma: γ
-        :return: V_targ, (n_envs, n_steps), in the units of the (normalized) return
-        """
+        """Return V_targ, (n_envs, n_steps), in the units of the (normalized) return; the rollout has SB3's."""
         return rollout.arrays["targets"]
 
     def normalized_advantages(self, advantages: np.ndarray, device: th.device | str = "cpu") -> np.ndarray:
@@ -302,29 +269,16 @@ class Objective(nn.Module):
         """
         Return further data of each sample, which the rollout gets, for ``policy_keys`` and ``aux_keys``.
 
-        :param policy: policy before the update
-        :param rollout: the rollout
         :return: arrays by name, (n_envs, n_steps, ...), or (n_envs, 1, ...) for data that an environment's part has once
         """
         return {}
 
     def recorded(self, policy: PhasicActorCriticPolicy, batch: Any) -> th.Tensor:
-        """
-        Compute the data that the auxiliary losses refer to, for all samples of a phase, once before its epochs.
-
-        :param policy: policy before the epochs
-        :param batch: B samples of the phase
-        :return: the parameters of π_old(.|s), (B, P)
-        """
+        """Return the data that the auxiliary losses refer to, before a phase's epochs: parameters of π_old(.|s), (B, P)."""
         return policy.actions.parameters(policy.evaluate_batch(batch, reads=("distribution",)).distribution)
 
     def kl_to_recorded(self, policy: PhasicActorCriticPolicy, distribution: Distribution, recorded: th.Tensor) -> th.Tensor:
-        """
-        :param policy: policy in training
-        :param distribution: π(.|s)
-        :param recorded: result of ``recorded``, (B, P)
-        :return: KL(π_old(.|s), π(.|s)), (B,), in nats
-        """
+        """Return KL(π_old(.|s), π(.|s)), (B,), in nats; ``recorded``: result of the method, (B, P)."""
         return policy.actions.kl_divergence(distribution, recorded)
 
     # ---- moments ----
@@ -362,8 +316,9 @@ class Objective(nn.Module):
 
     def trained_with_policy(self) -> list[nn.Parameter]:
         """Return the parameters that the policy's optimizers train in addition to the policy's: all but the adversary's."""
-        others = set() if self.adversary_optimizer is None else {id(one) for one in parameters_of(self.adversary_optimizer)}
-        return [parameter for parameter in self.parameters() if parameter.requires_grad and id(parameter) not in others]
+        adversary = [] if self.adversary_optimizer is None else parameters_of(self.adversary_optimizer)
+        excluded = {*map(id, adversary)}
+        return [parameter for parameter in self.parameters() if parameter.requires_grad and id(parameter) not in excluded]
 
 
 def replays(arguments: Any) -> bool:

@@ -13,7 +13,7 @@ from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Schedule
 from stable_baselines3.common.utils import polyak_update
 
-from sb3_ppg.arguments import arguments_explained, check_arguments, require, warn_of_missing_gpu
+from sb3_ppg.arguments import arguments_explained, check_each_argument, require, warn_of_missing_gpu
 from sb3_ppg.arrays import map_arrays
 from sb3_ppg.buffers.rollouts import in_floats
 from sb3_ppg.errors import ArgumentError, NonFiniteLossError
@@ -144,7 +144,7 @@ class BCQ(OffPolicyAlgorithm):
             self._setup_model()
 
     def _setup_model(self) -> None:
-        check_arguments(self)
+        check_each_argument(self)
         require(self, np.ndim(self.gamma) == 0, "gamma", "use one number: recorded data has one reward for each step")
         remedy = "SB3 has no n-step buffer for dictionaries of observations; use 1"
         require(self, self.n_steps == 1 or not isinstance(self.observation_space, spaces.Dict), "n_steps", remedy)

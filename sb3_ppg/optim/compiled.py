@@ -24,7 +24,7 @@ from sb3_ppg.arrays import map_arrays, n_samples, parameters_of
 from sb3_ppg.distributed import n_processes
 from sb3_ppg.errors import cause, warn
 from sb3_ppg.objectives import Objective
-from sb3_ppg.optim.steps import FlatAdam, Gradient, MinibatchLosses, loss_gradient, take_steps
+from sb3_ppg.optim.steps import FlatAdam, Gradient, MinibatchLosses, loss_gradient, run_adam_steps
 from sb3_ppg.optim.update import Update
 from sb3_ppg.policies import PhasicActorCriticPolicy
 from sb3_ppg.policies.extractors import has_convolutions
@@ -33,7 +33,7 @@ from sb3_ppg.policies.extractors import has_convolutions
 WORTHWHILE_STEPS = 50_000
 # Size of an observation up to which convolutions are faster compiled. MinAtar's have 400 to 1,000 numbers
 SMALL_IMAGE = 1024
-# So many samples save as much time in small convolutions as a step does in an MLP
+# Compiling saves as much time on this many samples of a small CNN as on one optimizer step of an MLP
 SAMPLES_PER_STEP = 50
 # Maximum number of minibatch sizes to compile; minibatches of an evenly split epoch differ by at most one sequence
 MAX_SIZES = 2
@@ -48,12 +48,7 @@ class CompiledFunction:
     """
     A function that torch compiles when it is first called, as one graph, which is independent of the graphs of other models.
     After an error of any kind it is not called again, and the caller does its work without; "auto" then compiles nothing more
-    in this run.
-
-    :param training: the compiled functions of the model
-    :param name: name of the function in messages
-    :param function: function
-    :param options: arguments of ``torch.compile``
+    in this run. ``options`` are arguments of ``torch.compile``.
     """
 
     def __init__(self, training: "CompiledTraining", name: str, function: Callable[..., Any], **options: Any):
@@ -65,10 +60,7 @@ class CompiledFunction:
         self._compiled: Any = None
 
     def call(self, *arguments: Any, is_new: bool) -> Any:
-        """
-        :param is_new: whether torch compiles the function for these arguments
-        :return: the result; None after an error
-        """
+        """Return the result, or None after an error; ``is_new``: whether torch compiles for these arguments."""
         start, is_announced = time.perf_counter(), is_new and self.training.verbose >= 1
         if is_announced:
             print(f"Compiling the {self.name}, ", end="", flush=True)
@@ -131,7 +123,7 @@ class CompiledStep(CompiledFunction):
     """
 
     def __init__(self, training: "CompiledTraining", update: Update, takes_step: bool):
-        function = take_steps if takes_step else loss_gradient
+        function = run_adam_steps if takes_step else loss_gradient
         # Kernels are started without Python, and torch keeps the compiled loop, as it does with other code
         self.device = update.policy.device
         options: dict[str, Any] = dict(cpp_wrapper=self.device.type == "cpu")
@@ -143,7 +135,6 @@ class CompiledStep(CompiledFunction):
         self._compiled_sizes: set[int] = set()
 
     def begin(self, update: Update) -> None:
-        """Begin an update with the same networks and losses."""
         self._optimizer = update.optimizer
         self._parameters = parameters_of(update.optimizer)
         # Tensors, as torch would compile again for another number
@@ -170,8 +161,6 @@ class CompiledStep(CompiledFunction):
         """
         Compute the gradient of each minibatch of an epoch, and take the steps if ``takes_step``. Until the epoch ends, only an
         objective that acts after each step finds the parameters and the optimizer's state up to date.
-
-        :param eager: computes the gradient of a minibatch that is not compiled
         """
         self._flat: FlatAdam | None = None
         self._latest: Sequence[th.Tensor] | None = None
@@ -207,7 +196,6 @@ class CompiledStep(CompiledFunction):
         yield from map(eager, minibatches) if gradient is None else [gradient]
 
     def _gradient(self, minibatch: Any, size: int) -> Gradient | None:
-        """Return the gradient of a minibatch; None after an error."""
         arguments = (self.losses_of, self._coefficients, minibatch, [*chain(*self._reached)])
         result = self.call(*arguments, is_new=size not in self._compiled_sizes)
         if result is None:
@@ -271,7 +259,7 @@ class CompiledStep(CompiledFunction):
                 self.give_up("it draws random numbers, and compiled code would draw different ones")
                 return False
             groups = self._optimizer.param_groups
-            self._reached = [[one for one in group["params"] if one.grad is not None] for group in groups]
+            self._reached = [[weight for weight in group["params"] if weight.grad is not None] for group in groups]
         if size == previous and len(self._sizes) < MAX_SIZES:
             self._sizes.add(size)
         return size in self._sizes
@@ -283,8 +271,8 @@ class CompiledStep(CompiledFunction):
 class CompiledPolicy(CompiledFunction):
     """
     A compiled policy for a fixed number of environments. Actions are drawn from torch's generators, as in eager mode. In the
-    first step of a rollout, torch checks whether the networks have changed since they were compiled. The other steps call the
-    graph of the first one with the same parameters, because the check and its surroundings take longer than the graph.
+    first step of a rollout, torch checks whether the networks have changed since they were compiled. Later steps call that
+    graph directly, because torch's guard check takes longer than the graph itself.
     """
 
     def __init__(self, training: "CompiledTraining", policy: PhasicActorCriticPolicy):
@@ -318,16 +306,17 @@ class CompiledPolicy(CompiledFunction):
         with tracing():
             result = super()._call(observations)
         graph, inputs, outputs = self._latest
-        places = [{id(one): place for place, one in enumerate(some)} for some in (inputs, outputs)]
-        of_inputs = map_arrays(lambda leaf: places[0].get(id(leaf), -1), observations)
-        of_outputs = [places[1].get(id(one)) for one in result]
+        input_places = {id(tensor): place for place, tensor in enumerate(inputs)}
+        output_places = {id(tensor): place for place, tensor in enumerate(outputs)}
+        observed = map_arrays(lambda leaf: input_places.get(id(leaf), -1), observations)
+        returned = [output_places.get(id(tensor)) for tensor in result]
 
         def act(observations: PyTorchObs) -> Any:
             latest = [*inputs, None]  # at its end, observations that the policy does not use
-            map_arrays(latest.__setitem__, of_inputs, observations)
-            return [*map(graph(*latest[:-1]).__getitem__, of_outputs)]
+            map_arrays(latest.__setitem__, observed, observations)
+            return [*map(graph(*latest[:-1]).__getitem__, returned)]
 
-        if None not in of_outputs and [*map(id, before)] == [*map(id, self._attributes())]:
+        if None not in returned and [*map(id, before)] == [*map(id, self._attributes())]:
             self.graph = act  # nothing else happens in the policy
         return result
 
@@ -364,13 +353,10 @@ class CompiledTraining:
         Decide whether a run is compiled.
 
         :param choice: the argument ``compile_updates``
-        :param policy: policy in training
-        :param objective: objective in training
         :param n_steps: number of optimizer steps in the run
         :param n_passes: number of samples that it passes through the networks and back; infinite if a callback ends it
         :param earlier: whether the run that this one continues was compiled: "auto" keeps its choice, because compiled updates
             round differently. None: it is a new run
-        :param verbose: 1: print what is compiled, and the seconds that it takes
         """
         self.is_asked_for, self.verbose = choice is True, verbose
         if choice == "auto" and earlier is not None:

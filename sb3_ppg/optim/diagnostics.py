@@ -52,20 +52,21 @@ def policy_phase_summary(policy: PhasicActorCriticPolicy, rollout: Rollout, upda
     Return the values that PPO logs of an update on a rollout: means over samples and epochs; ``approx_kl``, in nats, of the
     last epoch; ``loss`` of the last step.
     """
-    of_values = [update for update in updates if update.kind == "value"]
-    of_policy = next((update for update in updates if update.kind == "policy"), updates[0])  # values' in their warm-up
-    summary, history = {"learning_rate": of_policy.learning_rate}, of_policy.history
-    if not history:
+    value_update = next((update for update in updates if update.kind == "value"), None)
+    update = next((update for update in updates if update.kind == "policy"), updates[0])  # that of values in their warm-up
+    summary, epochs = {"learning_rate": update.learning_rate}, update.epochs
+    if not epochs:
         return summary  # all rollouts are used up
-    summary |= {**(mean_losses(of_values[0].history) if of_values and of_values[0].history else {}), **mean_losses(history)}
-    summary["loss"] = float(history[-1].losses["loss"][-1])
-    coefficients, has_policy = of_policy.coefficients, of_policy.kind == "policy"
-    change: dict[str, th.Tensor] = {}
-    if has_policy:
-        change["approx_kl"] = losses.approximate_kl(history[-1].log_ratio)
-    if has_policy and coefficients.clip_range is not None:
-        all_ratios = th.cat([epoch.log_ratio for epoch in history])
-        change["clip_fraction"] = losses.clip_fraction(all_ratios, coefficients.clip_range)
+    if value_update is not None and value_update.epochs:
+        summary |= mean_losses(value_update.epochs)
+    summary |= mean_losses(epochs)
+    summary["loss"] = float(epochs[-1].losses["loss"][-1])
+    coefficients, change = update.coefficients, dict[str, th.Tensor]()
+    if update.kind == "policy":
+        change["approx_kl"] = losses.approximate_kl(epochs[-1].log_ratio)
+        if coefficients.clip_range is not None:
+            all_ratios = th.cat([epoch.log_ratio for epoch in epochs])
+            change["clip_fraction"] = losses.clip_fraction(all_ratios, coefficients.clip_range)
     average_over_processes(list(change.values()))
     summary |= {name: value.item() for name, value in change.items()}
     values, targets = (rollout.combined(rollout.arrays[name]) for name in ("old_values", "targets"))
@@ -100,8 +101,9 @@ def leaf_summary(
     policy.set_training_mode(True)
     means = th.cat(columns, dim=2).mean(dim=2)
     average_over_processes([means])
-    of_space, rows = leaves(policy.action_space), zip(("log_prob", "entropy"), means.tolist(), strict=True)
-    return {f"{name}/{leaf.path}": mean for name, row in rows for leaf, mean in zip(of_space, row, strict=True)}
+    paths = [leaf.path for leaf in leaves(policy.action_space)]
+    rows = zip(("log_prob", "entropy"), means.tolist(), strict=True)
+    return {f"{name}/{path}": mean for name, row in rows for path, mean in zip(paths, row, strict=True)}
 
 
 @th.no_grad()
@@ -116,8 +118,6 @@ def auxiliary_summary(
     """
     Evaluate the result of an auxiliary phase on an evenly spread part of its samples: KL(π_old, π), in nats, and the explained
     variance of both value heads (NaN if all targets are equal), for vector rewards the mean over the components.
-
-    :param n_sequences: number of sequences in a minibatch
     """
     spread = aux_buffer.evenly_spread(max(1, EVALUATED_SAMPLES // aux_buffer.sequence_length))
     kls, columns = [], []
@@ -125,12 +125,12 @@ def auxiliary_summary(
     for part in split_each((batch for _, batch in aux_buffer.batches(spread, n_sequences)), micro_batch_size):
         evaluation = policy.evaluate_auxiliary(*policy.network_inputs(part))
         kls.append(objective.kl_to_recorded(policy, evaluation.distribution, part.recorded))
-        values = (part.targets, evaluation.values, evaluation.aux_values)
-        columns.append(th.stack([one.reshape(len(one), -1) for one in values]))
+        values = th.stack([part.targets, evaluation.values, evaluation.aux_values])
+        columns.append(values.reshape(3, len(part.targets), -1))
     policy.set_training_mode(True)
     kl = th.cat(kls).mean()
     average_over_processes([kl])
     targets, *heads = th.cat(columns, dim=1).transpose(1, 2).cpu().numpy()  # (number of components, number of samples) each
-    of_components = [list(map(explained_variance, head, targets, repeat(policy.device))) for head in heads]
-    numbers = (kl.item(), *(float(np.mean(one)) for one in of_components))
+    variances = [list(map(explained_variance, head, targets, repeat(policy.device))) for head in heads]
+    numbers = (kl.item(), *(float(np.mean(components)) for components in variances))
     return dict(zip(("final_kl", "explained_variance", "aux_explained_variance"), numbers, strict=True))

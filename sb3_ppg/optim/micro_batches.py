@@ -29,8 +29,8 @@ def fitting_micro_batch_size(policy: PhasicActorCriticPolicy, observation: PyTor
     """
     if policy.device.type != "cpu" or not has_convolutions(policy) or looks_at_the_batch(policy):
         return None
-    two = map_arrays(lambda array: th.cat([array, array]), observation)
-    sizes = zip(_array_sizes(policy, observation), _array_sizes(policy, two), strict=False)
+    pair = map_arrays(lambda array: th.cat([array, array]), observation)
+    sizes = zip(_array_sizes(policy, observation), _array_sizes(policy, pair), strict=False)
     bytes_per_sample = max(1, *(larger - smaller for smaller, larger in sizes))
     return max(1, 2 ** (((HEAP_LIMIT - 1) // bytes_per_sample).bit_length() - 1))
 

@@ -17,7 +17,7 @@ from sb3_ppg.objectives import Objective
 from sb3_ppg.policies import PhasicActorCriticPolicy
 
 # Names of Adam's state and options, which its function takes
-MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
+ADAM_STATE = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
 OPTIONS = ("amsgrad", "weight_decay", "eps", "maximize", "decoupled_weight_decay")
 
 
@@ -62,7 +62,7 @@ class FlatGroup(NamedTuple):
     def step(self, state: list[th.Tensor], gradient: th.Tensor) -> list[th.Tensor]:
         """Return the state after a step from another one. ``gradient``: (N,)."""
         values, *moments, n_steps = state = [tensor.clone() for tensor in state]
-        lists: Any = [[one] for one in (values, gradient, *moments)]
+        lists: Any = [[tensor] for tensor in (values, gradient, *moments)]
         lists += [[]] * (5 - len(lists))  # without `amsgrad`
         lists.append([n_steps])
         adam(*lists, lr=self.learning_rate, **self.options)
@@ -75,7 +75,6 @@ class FlatAdam:
 
     :param optimizer: Adam or AdamW, which has taken a step
     :param reached: the parameters that the losses reach, in each of its groups
-    :param names: of the parameters in their network
     """
 
     def __init__(
@@ -91,17 +90,17 @@ class FlatAdam:
             for parameter in parameters:
                 key = (parameter.dtype, float(optimizer.state[parameter]["step"]))
                 alike.setdefault(key, []).append(parameter)
-            for some in alike.values():
-                states = [optimizer.state[parameter] for parameter in some]
-                self._originals.append((group, some, states))
-                columns = [some, *([state[name] for state in states] for name in MOMENTS if name in states[0])]
-                values, *moments = (th.cat([one.detach().flatten() for one in column]) for column in columns)
+            for flattened in alike.values():
+                states = [optimizer.state[parameter] for parameter in flattened]
+                self._originals.append((group, flattened, states))
+                columns = [flattened, *([state[name] for state in states] for name in ADAM_STATE if name in states[0])]
+                values, *moments = (th.cat([tensor.detach().flatten() for tensor in column]) for column in columns)
                 beta1, beta2 = group["betas"]
                 options = {name: group[name] for name in OPTIONS} | dict(beta1=beta1, beta2=beta2, foreach=False, fused=False)
                 self.groups.append(
                     FlatGroup(
-                        names=[names[parameter] for parameter in some],
-                        shapes=[parameter.shape for parameter in some],
+                        names=[names[parameter] for parameter in flattened],
+                        shapes=[parameter.shape for parameter in flattened],
                         options=options,
                         learning_rate=th.empty((), dtype=th.float64, device=values.device),
                         state=[values, *moments, states[0]["step"].double()],  # in eager mode, Adam computes with it in Python
@@ -109,7 +108,6 @@ class FlatAdam:
                 )
 
     def set_learning_rates(self) -> None:
-        """Use the optimizer's current learning rates."""
         for flat, (group, *_) in zip(self.groups, self._originals, strict=True):
             flat.learning_rate.fill_(group["lr"])
 
@@ -119,7 +117,7 @@ class FlatAdam:
         for number, (flat, (_, parameters, states)) in enumerate(zip(self.groups, self._originals, strict=True)):
             values, *moments, n_steps = flat.state
             th._foreach_copy_([*parameters], flat.split(values))
-            for name, moment in zip(MOMENTS, moments, strict=False):
+            for name, moment in zip(ADAM_STATE, moments, strict=False):
                 th._foreach_copy_([state[name] for state in states], flat.split(moment))
             th._foreach_copy_([state["step"] for state in states], [n_steps] * len(states))
             for parameter, gradient in zip(parameters, flat.split(gradients[number]) if gradients else [], strict=False):
@@ -138,7 +136,7 @@ def loss_gradient(
     return Gradient(losses.names, losses.values, losses.log_ratio.detach(), n_samples(minibatch[0])), gradients
 
 
-def take_steps(
+def run_adam_steps(
     losses_of: MinibatchLosses,
     coefficients: Any,
     minibatches: Any,
@@ -173,7 +171,8 @@ def take_steps(
         norm = th.stack([gradient.abs().square().sum() for gradient in gradients]).sum().sqrt()
         scale = 1.0 if max_grad_norm is None else th.clamp(max_grad_norm / (norm + 1e-6), max=1.0)
         gradients = [gradient * scale for gradient in gradients]
-        states = [group.step(*one) for group, *one in zip(groups, states, gradients, strict=True)]
+        pairs = zip(states, gradients, strict=True)
+        states = [group.step(state, gradient) for group, (state, gradient) in zip(groups, pairs, strict=True)]
         places = th.arange(len(records[0]), device=number.device) == number
         records = tuple(
             th.where(places.reshape(-1, *[1] * new.dim()), new.to(old.dtype), old)

@@ -62,7 +62,7 @@ class Update:
     max_grad_norm: float | None = None
     target_kl: float | None = None
     compiled: Any = None
-    history: list[Epoch] = field(default_factory=list)
+    epochs: list[Epoch] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         update_learning_rate(self.optimizer, self.learning_rate)
@@ -74,12 +74,11 @@ class Update:
         has_hook = type(self.objective).after_policy_step is not Objective.after_policy_step
         self.acts_after_step = has_hook and self.kind == "policy"
 
-    def evaluate(self, minibatch: Any) -> Losses:
-        """Return the losses of a minibatch."""
-        return self.losses(self.policy, minibatch, self.coefficients)
-
     def epoch(self, minibatches: Iterable[Any]) -> Epoch:
-        """Take one optimizer step per minibatch, see ``optimize_epoch``; ``history`` gets the record of the epoch."""
+        """Take one optimizer step per minibatch, see ``optimize_epoch``; ``epochs`` gets the record of the epoch."""
+
+        def minibatch_losses(minibatch: Any) -> Losses:
+            return self.losses(self.policy, minibatch, self.coefficients)
 
         def adversary_losses(minibatch: Any) -> Losses:
             return self.objective.adversary_losses(self.policy, minibatch, self.coefficients)
@@ -89,7 +88,7 @@ class Update:
             [self.policy, self.objective],
             self.optimizer,
             minibatches,
-            self.evaluate,
+            minibatch_losses,
             self.micro_batch_size,
             self.max_grad_norm,
             self.target_kl,
@@ -97,7 +96,7 @@ class Update:
             None if self.adversary is None else (self.adversary, adversary_losses),
             self.compiled,
         )
-        self.history.append(epoch)
+        self.epochs.append(epoch)
         return epoch
 
 
@@ -140,26 +139,26 @@ def optimize_epoch(
     optimizers = [optimizer] if adversary is None else [optimizer, adversary[0]]
     restore = _backed_up(networks, optimizers)
     parameters = parameters_of(optimizer)
-    others = [] if adversary is None else parameters_of(adversary[0])
-    history: list[th.Tensor] = []
-    of_adversary: list[str] = []
+    adversary_parameters = [] if adversary is None else parameters_of(adversary[0])
+    adversary_names: list[str] = []
+    records: list[th.Tensor] = []
     sizes: list[int] = []
     log_ratios: list[th.Tensor] = []
 
     def eager(minibatch: Minibatch) -> Gradient:
         if adversary is not None:
-            gradient = compute_gradient(others, adversary[1], minibatch, micro_batch_size)
-            _average_and_clip(gradient, others, max_grad_norm)
+            gradient = compute_gradient(adversary_parameters, adversary[1], minibatch, micro_batch_size)
+            _average_and_clip(gradient, adversary_parameters, max_grad_norm)
             adversary[0].step()
-            of_adversary[:] = [f"adversary_{name}" for name in gradient.names]
-            history.append(gradient.values)
+            adversary_names[:] = [f"adversary_{name}" for name in gradient.names]
+            records.append(gradient.values)
         return compute_gradient(parameters, loss_fn, minibatch, micro_batch_size)
 
-    gradients = (eager(one) for one in minibatches) if compiled is None else compiled.gradients(minibatches, eager)
+    gradients = (eager(batch) for batch in minibatches) if compiled is None else compiled.gradients(minibatches, eager)
     with unvalidated_distributions(), closing(gradients):
         for gradient in gradients:
             norm = gradient.norm if gradient.n_steps else _average_and_clip(gradient, parameters, max_grad_norm)
-            history.append(th.cat([gradient.values, norm.unsqueeze(-1)], dim=-1).flatten())
+            records.append(th.cat([gradient.values, norm.unsqueeze(-1)], dim=-1).flatten())
             log_ratios.append(gradient.log_ratio)
             sizes += [gradient.size] * max(1, gradient.n_steps)
             if stopped := target_kl is not None and exceeds_target_kl(gradient.log_ratio, target_kl):
@@ -169,10 +168,10 @@ def optimize_epoch(
             if after_step is not None:
                 after_step()
 
-    names = of_adversary + gradient.names
-    weights = [one for network in networks for one in network.named_parameters() if one[1].requires_grad]
+    names = adversary_names + gradient.names
+    weights = [named for network in networks for named in network.named_parameters() if named[1].requires_grad]
     sums = th.stack([weight.detach().sum() for _, weight in weights])
-    numbers = th.cat([*history, sums.abs() if sums.is_complex() else sums]).cpu().numpy()  # the one transfer
+    numbers = th.cat([*records, sums.abs() if sums.is_complex() else sums]).cpu().numpy()  # the one transfer
     table = numbers[: -len(sums)].reshape(len(sizes), -1)
     if not np.isfinite(numbers).all():
         restore()

@@ -24,7 +24,7 @@ def change_value_units(
     :param weight: weight of this rollout among them, from 0 to 1
     """
     head = policy.value_net
-    old_mean, old_std = (one.cpu().numpy().astype(np.float64).ravel() for one in (head.mean, head.std))
+    old_mean, old_std = (unit.cpu().numpy().astype(np.float64).ravel() for unit in (head.mean, head.std))
     columns = value_targets.reshape(-1, len(old_mean)).T
     mean, std = np.array([moments(column, policy.device) for column in columns]).T
     if not np.isfinite(std).all():
@@ -57,20 +57,16 @@ def set_value_units(
 # Powers by which the states of torch's optimizers scale with the gradient (not RMSprop's momentum and Adadelta's steps)
 FIRST_MOMENTS = ("exp_avg", "grad_avg", "exp_inf", "prev")
 SECOND_MOMENTS = ("exp_avg_sq", "max_exp_avg_sq", "square_avg", "sum", "row_var", "col_var", "variance")
-MOMENTS = {**dict.fromkeys(FIRST_MOMENTS, 1), **dict.fromkeys(SECOND_MOMENTS, 2)}
+MOMENT_POWERS = {**dict.fromkeys(FIRST_MOMENTS, 1), **dict.fromkeys(SECOND_MOMENTS, 2)}
 
 
 @th.no_grad()
 def rescale_moments(optimizer: th.optim.Optimizer, parameters: Iterable[nn.Parameter], factor: th.Tensor) -> None:
-    """
-    Rescale an optimizer's moments when a change of units rescales all gradients.
-
-    :param factor: factor of the change, (1,), or one for each row of a parameter, (n,)
-    """
-    powers = {**MOMENTS, "momentum_buffer": 1} if isinstance(optimizer, th.optim.SGD) else MOMENTS
+    """Rescale an optimizer's moments when all gradients change by a factor, (1,), or one for each row, (n,)."""
+    powers = {**MOMENT_POWERS, "momentum_buffer": 1} if isinstance(optimizer, th.optim.SGD) else MOMENT_POWERS
     for parameter in parameters:
-        state, of_rows = optimizer.state.get(parameter, {}), factor.reshape(-1, *[1] * (parameter.dim() - 1))
+        state, row_factors = optimizer.state.get(parameter, {}), factor.reshape(-1, *[1] * (parameter.dim() - 1))
         for name, power in powers.items():
             if name in state:  # Adafactor's column variances have no rows
-                has_rows = len(state[name]) == len(of_rows) or len(of_rows) == 1
-                state[name].mul_((of_rows if has_rows else of_rows.mean()) ** power)
+                has_rows = len(state[name]) == len(row_factors) or len(row_factors) == 1
+                state[name].mul_((row_factors if has_rows else row_factors.mean()) ** power)

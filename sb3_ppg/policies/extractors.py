@@ -72,13 +72,10 @@ class MinAtarCNN(BaseFeaturesExtractor):
     :param observation_space: space of grids, channels last, as MinAtar gives them
     :param features_dim: units of the dense layer
     :param channels: channels of the convolution
-    :raises ArgumentError: if the observations are not grids
     """
 
     def __init__(self, observation_space: spaces.Box, features_dim: int = 128, channels: int = 16):
         super().__init__(observation_space, features_dim)
-        if len(observation_space.shape) != 3 or min(observation_space.shape[:2]) < 3:
-            raise ArgumentError(f"MinAtarCNN needs grids of at least 3x3 cells, channels last, not {observation_space}")
         height, width, in_channels = observation_space.shape
         self.conv = nn.Conv2d(in_channels, channels, kernel_size=3)
         self.dense = nn.Linear(channels * (height - 2) * (width - 2), features_dim)

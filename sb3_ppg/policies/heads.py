@@ -70,8 +70,7 @@ class ValueHead(nn.Linear):
 
     @th.no_grad()
     def change_units(self, mean: float | np.ndarray, std: float | np.ndarray) -> th.Tensor:
-        """Rescale the weights, see ``HasUnits``."""
-        new_mean, new_std = (th.as_tensor(one).to(self.mean).expand(self.mean.shape) for one in (mean, std))
+        new_mean, new_std = (th.as_tensor(unit).to(self.mean).expand(self.mean.shape) for unit in (mean, std))
         factor = self.std / new_std
         self.weight.mul_(factor.reshape(-1, 1))
         self.bias.copy_((self.std * self.bias + self.mean - new_mean) / new_std)
@@ -96,16 +95,13 @@ class VectorValueHead(ValueHead):
         self, latent: th.Tensor, targets: th.Tensor, unit: float | None = None, weights: th.Tensor | None = None
     ) -> th.Tensor:
         """
-        Return the mean squared error over samples and components, each component in its own unit.
+        Return the mean squared error over samples and components, each component in its own unit; see ``head_loss``.
 
-        :param latent: features that the head reads, (B, in)
         :param targets: V_targ of each component, in the units of its return, (B, K)
         :param unit: has no effect
-        :param weights: see ``losses.weighted_mean``, (B,), or None
-        :return: scalar
         """
-        of_components = None if weights is None else weights[:, None].expand_as(targets)
-        return losses.value_loss(self(latent) / self.std, targets / self.std, weights=of_components)
+        weights = None if weights is None else weights[:, None].expand_as(targets)
+        return losses.value_loss(self(latent) / self.std, targets / self.std, weights=weights)
 
 
 def head_loss(

@@ -14,11 +14,10 @@ from stable_baselines3.common.torch_layers import MlpExtractor
 from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
 from torch import nn
 
-from sb3_ppg.arguments import check_value, count
 from sb3_ppg.arrays import n_samples, parameters_of
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.policies.mlp import (
-    EVERYTHING,
+    ALL_FIELDS,
     Architecture,
     Evaluation,
     MultiInputPhasicActorCriticPolicy,
@@ -84,13 +83,11 @@ def run_lstm(
 def last_states(
     features: th.Tensor, lstm_states: tuple[th.Tensor, ...], episode_starts: th.Tensor, lstm: nn.LSTM
 ) -> tuple[th.Tensor, ...]:
-    """
-    Return the states of an LSTM after sequences, from the arguments of ``run_lstm``. Only the steps since the last episode
-    began in a sequence matter.
-    """
+    """Return the states of an LSTM after sequences, from the arguments of ``run_lstm``."""
     n_sequences = lstm_states[0].shape[1]
     starts = (episode_starts > 0.5).cpu().numpy().reshape(n_sequences, -1)
     by_step = features.reshape(*starts.shape, -1).transpose(0, 1)  # (length, n_sequences, features_dim)
+    # Only the steps since the last episode began in a sequence matter
     last_starts = np.where(starts.any(axis=1), starts.shape[1] - 1 - starts[:, ::-1].argmax(axis=1), -1)
     after = [th.empty_like(state) for state in lstm_states]
     for start in np.unique(last_starts):
@@ -162,14 +159,12 @@ class RecurrentPhasicActorCriticPolicy(PhasicActorCriticPolicy, RecurrentActorCr
                 f"`shared_lstm`={shared_lstm} contradicts `architecture`={architecture!r}: leave it out, or use {other}"
             )
         enable_critic_lstm = not shared_lstm if enable_critic_lstm is None else enable_critic_lstm
-        check_value("lstm_hidden_size", lstm_hidden_size, count())
-        check_value("n_lstm_layers", n_lstm_layers, count())
         if unknown := set(lstm_kwargs or {}) - {"bias", "dropout"}:
             raise ArgumentError(f"`lstm_kwargs`={lstm_kwargs} cannot work: leave out {', '.join(sorted(unknown))}")
-        of_build: list[Any] = []  # the optimizer that `_build` has made
+        optimizers: list[Any] = []
 
-        def schedule(progress_remaining: float) -> float:  # sb3-contrib's constructor calls it last, to replace that optimizer
-            of_build[:] = [vars(self).get("optimizer")]
+        def schedule(progress_remaining: float) -> float:  # sb3-contrib's constructor calls it last, to replace the optimizer
+            optimizers.append(vars(self).get("optimizer"))
             return lr_schedule(progress_remaining)
 
         super().__init__(
@@ -184,10 +179,9 @@ class RecurrentPhasicActorCriticPolicy(PhasicActorCriticPolicy, RecurrentActorCr
             enable_critic_lstm=enable_critic_lstm,
             **kwargs,
         )
-        (self.optimizer,) = of_build  # which does not know the LSTMs
-        of_lstms = [one.parameters() for one in (self.lstm_actor, self.critic, self.lstm_critic) if one is not None]
-        of_policy = parameters_of(self.optimizer)
-        self.optimizer = self.make_optimizer(lr_schedule(1), chain(of_policy, *of_lstms))
+        self.optimizer = optimizers[-1]  # that of `_build`, which does not know the LSTMs
+        added = [network.parameters() for network in (self.lstm_actor, self.critic, self.lstm_critic) if network is not None]
+        self.optimizer = self.make_optimizer(lr_schedule(1), chain(parameters_of(self.optimizer), *added))
 
     def _get_constructor_parameters(self) -> dict[str, Any]:
         data = super()._get_constructor_parameters()
@@ -209,7 +203,7 @@ class RecurrentPhasicActorCriticPolicy(PhasicActorCriticPolicy, RecurrentActorCr
         lstm_states: RNNStates | None = None,
         episode_starts: th.Tensor | None = None,
         *,
-        reads: Collection[str] = EVERYTHING,
+        reads: Collection[str] = ALL_FIELDS,
         auxiliary: bool = False,
     ) -> Evaluation:
         """
@@ -257,27 +251,14 @@ class RecurrentPhasicActorCriticPolicy(PhasicActorCriticPolicy, RecurrentActorCr
     def forward(  # type: ignore[override]
         self, obs: PyTorchObs, lstm_states: RNNStates, episode_starts: th.Tensor, deterministic: bool = False
     ) -> tuple[th.Tensor, th.Tensor, th.Tensor, RNNStates]:
-        """
-        Act, and predict values.
-
-        :param obs: Observation
-        :param lstm_states: states before each sequence
-        :param episode_starts: 1 where an episode begins, else 0, (B,)
-        :param deterministic: Whether to take the most likely actions
-        :return: actions, (B, ...); V(s), (B, 1); log π(a|s), (B,); the states after each sequence
-        """
-        evaluation = self.evaluate(obs, lstm_states, episode_starts, reads=(*EVERYTHING, "lstm_states"))
+        """Return actions, (B, ...); V(s), (B, 1); log π(a|s), (B,); the states after each sequence. See ``evaluate``."""
+        evaluation = self.evaluate(obs, lstm_states, episode_starts, reads=(*ALL_FIELDS, "lstm_states"))
         return *self._act(evaluation, deterministic), evaluation.lstm_states
 
     def get_distribution(  # type: ignore[override]
         self, obs: PyTorchObs, lstm_states: tuple[th.Tensor, ...], episode_starts: th.Tensor
     ) -> tuple[Distribution, tuple[th.Tensor, ...]]:
-        """
-        :param obs: Observation
-        :param lstm_states: states of the policy's LSTM before each sequence
-        :param episode_starts: 1 where an episode begins, else 0, (B,)
-        :return: π(.|s); the states after each sequence
-        """
+        """Return π(.|s), and the states of the policy's LSTM after each sequence, from those before it."""
         states = RNNStates(lstm_states, lstm_states)
         evaluation = self.evaluate(obs, states, episode_starts, reads=("distribution", "lstm_states"))
         return evaluation.distribution, evaluation.lstm_states.pi
@@ -285,12 +266,7 @@ class RecurrentPhasicActorCriticPolicy(PhasicActorCriticPolicy, RecurrentActorCr
     def predict_values(  # type: ignore[override]
         self, obs: PyTorchObs, lstm_states: tuple[th.Tensor, ...], episode_starts: th.Tensor
     ) -> th.Tensor:
-        """
-        :param obs: Observation
-        :param lstm_states: states of the value function's LSTM before each sequence
-        :param episode_starts: 1 where an episode begins, else 0, (B,)
-        :return: V(s) of the true value function, (B, 1)
-        """
+        """Return V(s), (B, 1), from the states of the value function's LSTM before each sequence."""
         return super().predict_values(obs, RNNStates(lstm_states, lstm_states), episode_starts)
 
     def _predict(  # type: ignore[override]
@@ -324,7 +300,7 @@ class RecurrentPhasicActorCriticPolicy(PhasicActorCriticPolicy, RecurrentActorCr
         starts = as_floats(np.zeros(n_envs) if episode_start is None else episode_start)
         with th.no_grad():
             actions, states = self._predict(tensors, lstm_states=states, episode_starts=starts, deterministic=deterministic)
-        return self._taken(actions, vectorized_env), tuple(one.cpu().numpy() for one in states)
+        return self._taken(actions, vectorized_env), tuple(state.cpu().numpy() for state in states)
 
     @th.no_grad()
     def states_after(self, obs: PyTorchObs, lstm_states: RNNStates, episode_starts: th.Tensor) -> RNNStates:

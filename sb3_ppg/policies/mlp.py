@@ -47,20 +47,13 @@ from sb3_ppg.policies.heads import ValueHead, VectorValueHead, lacks_for_units
 
 Architecture = Literal["dual", "detached", "shared"]
 MixedPrecision = Literal["bf16"]
-LATEST = ("distribution", "distributions")  # torch's objects in those of SB3 and sb3-contrib
-DERIVED = ("evaluate_actions", "get_distribution", "predict_values")  # from `evaluate`
-EVERYTHING = ("distribution", "latent_pi", "latent_vf")  # fields of `Evaluation` that need the networks
+TORCH_DISTRIBUTION_ATTRIBUTES = {"distribution", "distributions"}  # torch's objects in those of SB3 and sb3-contrib
+DERIVED_METHODS = ("evaluate_actions", "get_distribution", "predict_values")  # from `evaluate`
+ALL_FIELDS = ("distribution", "latent_pi", "latent_vf")  # fields of `Evaluation` that need the networks
 
 
 class SharedTrunk(MlpExtractor):
-    """
-    One trunk of dense layers for the policy and the value function.
-
-    :param features_dim: size of its input
-    :param trunk: units of each layer
-    :param activation_fn: activation after each layer
-    :param device: where to put the layers
-    """
+    """One trunk of dense layers for the policy and the value function; ``trunk``: units of each layer."""
 
     def __init__(self, features_dim: int, trunk: list[int], activation_fn: type[nn.Module], device: th.device | str = "auto"):
         super().__init__(features_dim, dict(pi=trunk, vf=[]), activation_fn, device)
@@ -171,8 +164,6 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
         if isinstance(net_arch, dict) and not net_arch.keys() <= {"pi", "vf"}:  # SB3 would leave the layers out without a word
             raise ArgumentError(f"`net_arch`={net_arch} cannot work: its keys are 'pi' and 'vf'")
         is_nested = isinstance(action_space, NESTED)
-        if squash_output and not use_sde and not is_nested:
-            raise ArgumentError("`squash_output`=True cannot work without gSDE: pass `use_sde=True` to the algorithm")
         if distribution_class is not None and is_nested:
             raise ArgumentError(
                 f"`distribution_class`={distribution_class.__name__} cannot work with {action_space}, which has several "
@@ -306,19 +297,13 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
                     init_normed(head, scale=0.1)
 
     def make_action_distribution(self) -> Distribution:
-        """
-        Make the distribution over the action space, without parameters: SB3's, one of ``distribution_class``, or, for a nested
-        space, one composed of the results of ``make_leaf_distribution``.
-        """
+        """Make the distribution over the action space, without parameters; that over a nested space is made of leaves'."""
         if isinstance(self.action_space, NESTED):
             return NestedDistribution(self.action_space, self.make_leaf_distribution, self.log_std_init)
         return self.action_dist if self.distribution_class is None else self.distribution_class(self.action_space)  # type: ignore[call-arg]
 
     def make_leaf_distribution(self, space: spaces.Space) -> Distribution:
-        """
-        Make the distribution over a leaf of a nested action space, without parameters. A MultiDiscrete or MultiBinary leaf has
-        one dimension here.
-        """
+        """Make the distribution over a leaf of a nested action space, which has one dimension if it is discrete."""
         if self.squash_leaves and isinstance(space, spaces.Box):
             return SquashedGaussianDistribution(math.prod(space.shape))
         return make_proba_distribution(space)
@@ -356,22 +341,19 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
 
         :param learning_rate: initial learning rate
         :param parameters: parameters to optimize; those that are in no group of ``optimizer`` join its first one
-        :raises ArgumentError: if the class needs more than the options that its optimizer has, or a closure for each step
+        :raises ArgumentError: if the class needs more than the options that its optimizer has
         """
         cls: Any = type(self.optimizer)
-        closure = inspect.signature(cls.step).parameters.get("closure")
-        if closure is not None and closure.default is inspect.Parameter.empty:
-            raise ArgumentError(f"{cls.__name__} cannot work, because it evaluates losses several times per step: use Adam")
         parameters, known = list(parameters), inspect.signature(cls).parameters
         groups: list[dict[str, Any]] = [
             {name: value for name, value in group.items() if name not in ("lr", "initial_lr", "param_names")} | {"params": []}
             for group in self.optimizer.param_groups
         ]
-        places = {id(one): place for place, group in enumerate(self.optimizer.param_groups) for one in group["params"]}
-        for one in parameters:
-            groups[places.get(id(one), 0)]["params"].append(one)
+        places = {id(weight): place for place, group in enumerate(self.optimizer.param_groups) for weight in group["params"]}
+        for weight in parameters:
+            groups[places.get(id(weight), 0)]["params"].append(weight)
         # Torch's fused kernel assumes real numbers, and contiguous parameters and moments (which may come from a file)
-        plain = all(not is_lazy(one) and one.is_contiguous() and one.is_floating_point() for one in parameters)
+        plain = all(not is_lazy(weight) and weight.is_contiguous() and weight.is_floating_point() for weight in parameters)
         for group in groups:
             if group.get("fused") and not plain:
                 group["fused"] = None
@@ -402,7 +384,7 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
 
     # ---- evaluation ----
 
-    def evaluate(self, obs: PyTorchObs, *, reads: Collection[str] = EVERYTHING, auxiliary: bool = False) -> Evaluation:
+    def evaluate(self, obs: PyTorchObs, *, reads: Collection[str] = ALL_FIELDS, auxiliary: bool = False) -> Evaluation:
         """
         Run the networks, each at most once. All other methods use the result, so override this one to change all. Variants
         take further arguments, which ``network_inputs`` returns.
@@ -441,9 +423,9 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
         :return: (B, features_dim); for both, as in SB3, a pair if policy and value function do not share an extractor
         """
         if features_extractor is None:
-            of_policy = self.extract_features(obs, self.pi_features_extractor)
+            features = self.extract_features(obs, self.pi_features_extractor)
             shared = self.share_features_extractor
-            return of_policy if shared else (of_policy, self.extract_features(obs, self.vf_features_extractor))
+            return features if shared else (features, self.extract_features(obs, self.vf_features_extractor))
         takes_uint8 = getattr(features_extractor, "takes_uint8", False)
         if not (takes_uint8 and isinstance(obs, th.Tensor) and obs.dtype == th.uint8):
             obs = preprocess(obs, self.preprocessed_space, normalize_images=False)
@@ -472,7 +454,8 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
             distribution = self.actions.tempered(distribution, self.temperature)
         if th.compiler.is_compiling():  # compiled code must not store the object
             return distribution
-        vars(self._action_dist).update({name: vars(distribution)[name] for name in LATEST if name in vars(distribution)})
+        for name in TORCH_DISTRIBUTION_ATTRIBUTES & vars(distribution).keys():
+            setattr(self._action_dist, name, getattr(distribution, name))
         self.acted_on = None
         return distribution
 
@@ -492,13 +475,12 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for a copy or a pickle, without the latest distribution, which has a graph."""
         action_dist = copy.copy(self._action_dist)
-        for name in LATEST:
+        for name in TORCH_DISTRIBUTION_ATTRIBUTES:
             vars(action_dist).pop(name, None)
         return {**vars(self), "_action_dist": action_dist, "acted_on": None}
 
     def reset_noise(self, n_envs: int = 1) -> None:
-        """Sample new noise for gSDE, without a graph."""
-        with th.no_grad():
+        with th.no_grad():  # without a graph
             super().reset_noise(n_envs)
 
     # ---- derived from `evaluate`; the context is its arguments after the observations ----
@@ -523,32 +505,16 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
     def evaluate_actions(
         self, obs: PyTorchObs, actions: th.Tensor, *context: Any, **named: Any
     ) -> tuple[th.Tensor, th.Tensor, th.Tensor | None]:
-        """
-        :param obs: Observation
-        :param actions: as ``actions.from_buffer`` gives them
-        :param context: further arguments of ``evaluate``
-        :param named: further arguments of ``evaluate``
-        :return: V(s), (B, 1); log π(a|s), (B,); H(π(.|s)), (B,), or None where it has no closed form
-        """
+        """Return V(s), (B, 1); log π(a|s), (B,); H(π(.|s)), (B,), or None where it has no closed form."""
         evaluation = self.evaluate(obs, *context, **named)
         distribution = evaluation.distribution
         return self.value_net(evaluation.latent_vf), distribution.log_prob(actions), distribution.entropy()
 
     def get_distribution(self, obs: PyTorchObs, *context: Any, **named: Any) -> Distribution:
-        """
-        :param obs: Observation
-        :param context: further arguments of ``evaluate``
-        :param named: further arguments of ``evaluate``
-        :return: π(.|s)
-        """
         return self.evaluate(obs, *context, **named, reads=("distribution",)).distribution
 
     def predict_values(self, obs: PyTorchObs, *context: Any) -> th.Tensor:
-        """
-        :param obs: Observation
-        :param context: further arguments of ``evaluate``
-        :return: V(s) of the true value function, (B, 1)
-        """
+        """Return V(s) of the true value function, (B, 1)."""
         return self.value_net(self.evaluate(obs, *context, reads=("latent_vf",)).latent_vf)
 
     # ---- batches of a rollout, or of the auxiliary phase ----
@@ -560,7 +526,7 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
         """
         return (batch.observations,)
 
-    def evaluate_batch(self, batch: Any, *, reads: Collection[str] = EVERYTHING, auxiliary: bool = False) -> Evaluation:
+    def evaluate_batch(self, batch: Any, *, reads: Collection[str] = ALL_FIELDS, auxiliary: bool = False) -> Evaluation:
         """Run the networks on a batch; see ``evaluate`` for the arguments."""
         return self.evaluate(*self.network_inputs(batch), reads=reads, auxiliary=auxiliary)
 
@@ -575,23 +541,18 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
         return AuxiliaryEvaluation(distribution, aux_values, values, latent_pi)
 
     def obs_to_tensor(self, observation: Any) -> tuple[PyTorchObs, bool]:
-        """
-        Convert an observation to tensors, like SB3's method, which fails for parts of shape (0,).
-
-        :param observation: observation of one environment, or of several; arrays, or Python's numbers, lists and tuples
-        :return: tensors, (B, ...), and whether the observation is of several environments
-        """
-        of_several: list[bool] = []
+        """Convert an observation to tensors, like SB3's method, which fails for parts of shape (0,)."""
+        is_batch: list[bool] = []
 
         def tensor(space: spaces.Space, values: Any) -> th.Tensor:
             array = np.array(values)
             if is_image_space(space):
                 array = maybe_transpose(array, space)
-            of_several.append(is_vectorized_observation(array, space))
-            return th.as_tensor(array if of_several[-1] else array[None], device=self.device)
+            is_batch.append(is_vectorized_observation(array, space))
+            return th.as_tensor(array if is_batch[-1] else array[None], device=self.device)
 
         parts = getattr(self.observation_space, "spaces", self.observation_space)
-        return map_arrays(tensor, parts, observation), any(of_several)
+        return map_arrays(tensor, parts, observation), any(is_batch)
 
     def _predict(self, observation: PyTorchObs, deterministic: bool = False, **context: Any) -> th.Tensor:
         return self._chosen(self.get_distribution(observation, **context), deterministic)
@@ -633,12 +594,8 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
         return self._taken(actions, vectorized_env), state
 
     def _taken(self, actions: th.Tensor, vectorized_env: bool) -> Any:
-        """
-        Return samples of the distribution, (B, ...), as environments take them: an array, for nested spaces a list.
-
-        :raises NonFiniteActionError: if an action is infinite, which the bounds of the action space would hide
-        """
-        if not actions.isfinite().all():
+        """Return samples of the distribution, (B, ...), as environments take them: an array, for nested spaces a list."""
+        if not actions.isfinite().all():  # the bounds of the action space would hide it
             raise NonFiniteActionError("The policy gives actions that are NaN or infinite")
         taken = self.actions.for_step(actions.reshape(-1, *self.actions.shape))
         if vectorized_env:
@@ -675,11 +632,7 @@ def with_integers(space: Any) -> Any:
 
 
 def preprocess(obs: Any, space: Any, normalize_images: bool) -> Any:
-    """
-    Preprocess observations as SB3's ``preprocess_obs`` does, but count Discrete and MultiDiscrete values from their ``start``.
-
-    :param space: that of the observations, from ``with_integers``
-    """
+    """Preprocess as SB3's ``preprocess_obs`` does, but count Discrete and MultiDiscrete values from their ``start``."""
     if isinstance(obs, dict):
         return {key: preprocess(part, space[key], normalize_images) for key, part in obs.items()}
     start = getattr(space, "start", 0)
@@ -687,11 +640,12 @@ def preprocess(obs: Any, space: Any, normalize_images: bool) -> Any:
 
 
 def _check_overrides(cls: type) -> None:
-    """
-    :raises ArgumentError: if a class overrides a method that follows from ``evaluate``, but not ``evaluate``
-    """
-    order = {name: next(i for i, one in enumerate(cls.__mro__) if name in vars(one)) for name in ("evaluate", *DERIVED)}
-    if overridden := [name for name in DERIVED if order[name] < order["evaluate"]]:
+    """Refuse a class that overrides a method that follows from ``evaluate``, but not ``evaluate``."""
+
+    def depth(method: str) -> int:
+        return next(number for number, base in enumerate(cls.__mro__) if method in vars(base))
+
+    if overridden := [method for method in DERIVED_METHODS if depth(method) < depth("evaluate")]:
         raise ArgumentError(
             f"`policy`={cls.__name__} cannot work: it overrides {' and '.join(overridden)}, which the losses do not call; "
             "override `evaluate`, whose result they use, see docs/guides/own_networks.md"

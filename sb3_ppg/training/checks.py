@@ -11,19 +11,16 @@ from stable_baselines3.common.type_aliases import PyTorchObs
 from stable_baselines3.common.utils import obs_as_tensor
 
 from sb3_ppg.actions import by_leaf
-from sb3_ppg.arguments import FINITE, argument_value, arguments_of, check_value, number, require
-from sb3_ppg.arguments import check_arguments as check_each
+from sb3_ppg.arguments import FINITE, argument_value, arguments_of, check_each_argument, check_value, number, require
 from sb3_ppg.buffers.rollout_buffers import RewardNormalizer
 from sb3_ppg.buffers.rollouts import (
-    NAMES,
     POLICY_KEYS,
     Rollout,
-    RolloutEnd,
     has_own_samples,
     is_recomputable,
     smallest_observations,
 )
-from sb3_ppg.environments.watched import normalizers, only_normalizer
+from sb3_ppg.environments.watched import normalizers
 from sb3_ppg.errors import ArgumentError, warn
 from sb3_ppg.objectives import Objective, objective_name
 from sb3_ppg.phasic_interface import PhasicInterface
@@ -55,9 +52,10 @@ def check_environment(env: Any) -> None:
     if isinstance(env, (list, tuple)) or (callable(env) and not isinstance(env, gym.Env)):
         remedy = "give an environment, not what makes it: `env=Env()`, or `env=make_vec_env(Env, n_envs=8)` for several"
         raise ArgumentError(f"`env`={env!r} cannot work: {remedy}")
-    for one in normalizers(env):
-        if one.venv is not None and one.action_space != one.venv.action_space:
-            kept = f"VecNormalize.load has kept the actions of its file, {one.action_space}, not {one.venv.action_space}"
+    for wrapper in normalizers(env):
+        if wrapper.venv is not None and wrapper.action_space != wrapper.venv.action_space:
+            there = f"{wrapper.action_space}, not {wrapper.venv.action_space}"
+            kept = f"VecNormalize.load has kept the actions of its file, {there}"
             raise ArgumentError(f"`env` cannot work: {kept}: set its `action_space` to that of its `venv`, before you wrap it")
     actions = getattr(env, "single_action_space", getattr(env, "action_space", None))
     if isinstance(actions, spaces.Box) and not actions.is_bounded():
@@ -74,7 +72,7 @@ def check_environment(env: Any) -> None:
 
 def check_arguments(model: PhasicInterface) -> None:
     """Refuse arguments that cannot work, alone or together; the model has its environment."""
-    check_each(model)
+    check_each_argument(model)
     remedy = "nothing would hold the policy near the one that collected the data; set `kl_coef` above 0, or a clip range"
     require(model, model.clip_range is not None or model.kl_coef > 0, "clip_range", remedy)
     remedy = "the advantage of a single sample is normalized to zero; use more steps, or normalize_advantage=False"
@@ -92,7 +90,7 @@ def check_arguments(model: PhasicInterface) -> None:
     check_vector_rewards(model)
     if hasattr(model, "aux_buffer"):  # the model is complete
         check_networks(model)
-        check_fine_tuning(model)
+        check_value_warmup(model)
         check_auxiliary_batches(model)
         check_objective(model)
 
@@ -102,9 +100,6 @@ def check_networks(model: PhasicInterface) -> None:
     splits = isinstance(model.micro_batch_size, int)
     remedy = "batch normalization of micro-batches differs from that of their minibatch; use None"
     require(model, not splits or not looks_at_the_batch(model.policy), "micro_batch_size", remedy)
-    has_layers = any(True for _ in model.policy.features_extractor.parameters())
-    remedy = "it is for the features extractor, and this one has no layers; leave it None"
-    require(model, model.mixed_precision != "bf16" or has_layers, "mixed_precision", remedy)
     heads = (model.policy.value_net, model.policy.aux_value_net)
     has_vectors = all(isinstance(head, VectorValueHead) for head in heads)
     remedy = f"both value heads must be sb3_ppg.policies.VectorValueHead; use these, or None ({heads})"
@@ -115,15 +110,8 @@ def check_networks(model: PhasicInterface) -> None:
     require(model, works, "normalize_value_targets", remedy)
 
 
-def check_fine_tuning(model: PhasicInterface) -> None:
-    """Refuse a prior or a warm-up of the value function that the environments, the rollout buffer or the networks rule out."""
-    if model.prior is not None:
-        normalizer = None if model.env is None else only_normalizer(model.env)
-        is_outermost = normalizer is None or not normalizer.norm_obs or normalizer.observation_space == model.observation_space
-        remedy = (
-            "a wrapper around VecNormalize changes the observations, which a prior sees as they were before: put it inside"
-        )
-        require(model, is_outermost, "prior", remedy)
+def check_value_warmup(model: PhasicInterface) -> None:
+    """Refuse a warm-up of the value function that would train the policy."""
     if model.n_value_warmup > 0:
         observations = obs_as_tensor(smallest_observations(model.rollout_buffer, 2), model.device)
         remedy = "the value function shares layers with the policy, which would change; use separate networks, or 0"
@@ -156,11 +144,6 @@ def check_objective(model: PhasicInterface) -> None:
     repeated = ({*model.objective.policy_keys} & {*POLICY_KEYS, *inputs}) | ({*model.objective.aux_keys} & inputs)
     remedy = f"minibatches have {', '.join(sorted(repeated))} anyway: leave them out of its keys, and rename own data"
     require(model, not repeated, "objective", remedy)
-    of_end = (f"last_{name}" for name in RolloutEnd._fields)
-    known = {*(NAMES.get(name, name) for name in vars(model.rollout_buffer)), "prior", *of_end}
-    missing = sorted({*model.objective.policy_keys, *model.objective.aux_keys} - known)
-    remedy = f"a rollout has no array {missing[0] if missing else ''!r}, one of its `policy_keys` or `aux_keys`; rename it"
-    require(model, not missing or cls.extras is not Objective.extras, "objective", remedy)
     if cls.value_targets is not Objective.value_targets:
         remedy = f"{cls.__name__} has its own value targets, which are scalar and not recomputed; use "
         require(model, model.reward_weights is None, "reward_weights", f"{remedy}another objective, or None")

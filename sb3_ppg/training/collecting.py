@@ -31,7 +31,7 @@ from sb3_ppg.phasic_interface import PhasicInterface
 from sb3_ppg.saving.training_state import generators_kept
 
 
-def take_steps(
+def collect_steps(
     model: PhasicInterface, env: VecEnv, callback: BaseCallback, rollout_buffer: RolloutBuffer, n_rollout_steps: int
 ) -> tuple[Any, th.Tensor, np.ndarray] | None:
     """

@@ -86,11 +86,7 @@ class RolloutExchange:
         self._merged = [_moments(rms) for rms in self._running]
 
     def rollout(self, collect: Callable[[], End | None]) -> End | None:
-        """
-        Collect a rollout in each process.
-
-        :param collect: function that returns the end of the rollout; None to stop, and then all processes stop
-        """
+        """Collect a rollout in each process: ``collect`` returns its end, or None to stop, and then all processes stop."""
         model = self.model
         if n_processes() == 1:
             return collect()

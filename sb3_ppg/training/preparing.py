@@ -28,14 +28,13 @@ def recompute_advantages(
     Recompute a rollout's advantages and value targets with the current value function. The values that were predicted when
     the rollout was collected stay, and so do the rewards, including the bootstrapped values at time limits.
 
-    :param next_values: the method of the algorithm
     :param batch_size: largest number of samples in one forward pass
     """
     policy.set_training_mode(False)
     length, parts = rollout.parts(batch_size, np.arange)
     inputs = rollout.select(["observations", *policy.input_keys])
-    of_parts = batches([inputs], parts, length, policy.device)
-    values = th.cat([policy.evaluate_values(*policy.network_inputs(part)) for part in of_parts])
+    inputs_of_parts = batches([inputs], parts, length, policy.device)
+    values = th.cat([policy.evaluate_values(*policy.network_inputs(part)) for part in inputs_of_parts])
     names = ("last_observations", "last_dones", "last_memory")
     last = {name: map_arrays(lambda array: array[:, 0], rollout.arrays[name]) for name in names if name in rollout.arrays}
     observations, dones, *memory = last.values()
@@ -48,7 +47,7 @@ def recompute_advantages(
 
 @th.no_grad()
 @unvalidated_distributions()
-def record(
+def record_references(
     policy: PhasicActorCriticPolicy,
     objective: Objective,
     aux_buffer: AuxBuffer,
@@ -58,8 +57,6 @@ def record(
     """
     Record π_old, or other data that the auxiliary losses refer to, before the epochs. The micro-batches are the same as in the
     epochs, so that rounding is the same and KL(π_old, π) starts at zero.
-
-    :param n_sequences: number of sequences in a minibatch
     """
     policy.set_training_mode(False)
     aux_buffer.record(

@@ -66,16 +66,12 @@ def training(
         settings = {
             "total_timesteps": total_timesteps,
             "reset_num_timesteps": reset_num_timesteps,
-            "PhasicCheckpointCallback": [one.settings() for one in checkpoint_callbacks(callback)],
+            "PhasicCheckpointCallback": [checkpoints.settings() for checkpoints in checkpoint_callbacks(callback)],
         }
         start_together(model, settings)
         model.session = Session(model)
         model.begin_compiled_training(total_timesteps, reset_num_timesteps)
-        with (
-            results_explained(),
-            workers_watched(model.env),
-            _signals_noted(model.session, callback),
-        ):
+        with results_explained(), workers_watched(model.env), _signals_noted(model.session, callback):
             yield
         if (ending := model.session.agreed_end()) is not None:
             raise KeyboardInterrupt if ending == signal.SIGINT else SystemExit(128 + ending)
@@ -94,8 +90,8 @@ def _clean_up(model: PhasicInterface, callback: MaybeCallback, error: BaseExcept
         leave_group()
     elif isinstance(error, (NonFiniteError, WorkerError)) and model.session is not None and model.session.callback is not None:
         model.session.callback.on_training_end()  # checkpoints are saved, files closed
-    for checkpoint_callback in checkpoint_callbacks(callback):
-        checkpoint_callback.failed_mid_iteration = True
+    for checkpoints in checkpoint_callbacks(callback):
+        checkpoints.failed_mid_iteration = True
 
 
 # ---- signals ----
@@ -105,10 +101,9 @@ def _clean_up(model: PhasicInterface, callback: MaybeCallback, error: BaseExcept
 def _signals_noted(session: Session, callback: MaybeCallback) -> Iterator[None]:
     """
     Store the first signal that asks this process to end in ``session.received_signal``. A second signal does what it did
-    before this block. The signals are SIGTERM, with which schedulers of clusters announce the end, if checkpoints are saved,
-    and Ctrl-C's if there are several processes.
+    before this block.
     """
-    signals: list[int] = [signal.SIGTERM] if checkpoint_callbacks(callback) else []
+    signals: list[int] = [signal.SIGTERM] if checkpoint_callbacks(callback) else []  # schedulers of clusters announce the end
     signals += [signal.SIGINT] if n_processes() > 1 else []
     before: dict[int, Any] = {}
 

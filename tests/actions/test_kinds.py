@@ -128,11 +128,6 @@ class UnitActions(Wrong):
         return (actions - self.low) / (self.high - self.low)
 
 
-class ForArrays(UnitActions):
-    def for_environments(self, actions):
-        return self.space.low + actions * (self.space.high - self.space.low)
-
-
 def unit_beta(actions_class: type[Actions]) -> PPG:
     register(UnitBeta, actions_class)
     arguments = dict(SMALL, aux_learning_rate=1e-2, policy_kwargs=dict(distribution_class=UnitBeta))
@@ -153,5 +148,3 @@ def test_a_kind_that_does_not_convert_back_and_forth_is_refused():
     where = r"`distribution_class`=UnitBeta cannot work: "
     with pytest.raises(ArgumentError, match=where + r"Wrong.for_env.* is 100 for a=10; override both"):
         unit_beta(Wrong)
-    with pytest.raises(ArgumentError, match=where + r"ForArrays must convert tensors; a Box's bounds are `self.low`"):
-        unit_beta(ForArrays)

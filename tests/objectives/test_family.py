@@ -186,7 +186,6 @@ REFUSED = [
     ("dna", dict(**LSTM, n_steps=7, batch_size=7, objective_kwargs=dict(value_batch_size=6)), "equal parts of `n_steps`=7"),
     ("daac", dict(n_value_epochs=None), "`n_value_epochs`=None cannot work"),
     ("daac", dict(n_aux_epochs=1), "`n_aux_epochs`=1 cannot work"),
-    ("daac", dict(objective_kwargs=dict(value_frequency=0)), "`value_frequency`=0 cannot work"),
     ("dna", dict(objective_kwargs=dict(constraint="l2")), "`constraint`='l2' cannot work"),
     ("dna", dict(objective_kwargs=dict(td_lambda=2)), "`td_lambda`=2 cannot work"),
     ("dna", dict(recompute_advantages=True), "`recompute_advantages`=True cannot work: DistillationObjective has its own"),

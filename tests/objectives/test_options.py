@@ -195,19 +195,3 @@ def test_losses_are_scalar_tensors(wrong, micro_batch_size):
     model = PPG("MlpPolicy", "CartPole-v1", objective=Floats, micro_batch_size=micro_batch_size, **ONE_PHASE)
     with pytest.raises(ArgumentError, match=r"must be a scalar tensor; change (own_term|loss)"):
         model.learn(8)
-
-
-@pytest.mark.parametrize("overrides", [False, True])
-def test_a_key_without_an_array_is_refused_when_the_model_is_made(overrides):
-    class Keeping(Objective):
-        aux_keys = ("reward",)
-
-    class Computing(Keeping):
-        def extras(self, policy, rollout):
-            return {"reward": rollout.arrays["rewards"]}
-
-    if overrides:
-        assert PPG("MlpPolicy", "CartPole-v1", objective=Computing, **ONE_PHASE).learn(8).n_aux_phases == 1
-    else:
-        with pytest.raises(ArgumentError, match=r"`objective`=.*Keeping.* no array 'reward', one of its .* or `aux_keys`"):
-            PPG("MlpPolicy", "CartPole-v1", objective=Keeping, **ONE_PHASE)
