@@ -228,9 +228,9 @@ def test_zoo_commands_on_procgen(tmp_path):
     """A model trained on some levels is evaluated on all."""
     small = "-params n_envs:2 n_steps:8 batch_size:16 n_policy_iterations:2 aux_batch_size:16 n_aux_epochs:1".split()
     short = ("--env", "LeaperEasy-v0", "-n", "32", "--num-threads", "1")
-    levels = ("--env-kwargs", "num_levels:5", "start_level:100")
+    levels = ("--env-kwargs", "num_levels:5", "start_level:100", "max_episode_steps:20")
     output = run("train", *short, "--eval-freq", "32", "--eval-episodes", "1", *levels, *small, cwd=tmp_path)
-    assert "eval_env_kwargs={'num_levels': 0, 'start_level': 0}" in output
+    assert "eval_env_kwargs={'num_levels': 0, 'start_level': 0, 'max_episode_steps': 20}" in output
     folder = tmp_path / "logs" / "ppg" / "LeaperEasy-v0_1"
     names = {path.name for path in folder.iterdir()}
     assert {"LeaperEasy-v0.zip", "best_model.zip", "evaluations.npz", "0.monitor.csv"} <= names
