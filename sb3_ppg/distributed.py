@@ -30,7 +30,7 @@ from torch import nn
 
 from sb3_ppg.errors import ArgumentError, ProcessGroupError, warn
 
-PACKAGES = ("sb3-ppg", "stable-baselines3", "torch", "numpy", "gymnasium")  # whose versions must be equal
+COMPARED_PACKAGES = ("sb3-ppg", "stable-baselines3", "torch", "numpy", "gymnasium")  # whose versions must be equal
 PR_SET_PDEATHSIG = 1  # an option of Linux's prctl
 SECONDS_TO_END = 10  # for torchrun to notice that another process has ended
 
@@ -107,7 +107,7 @@ def process_group(timeout: float | None = None, start_timeout: float | None = No
     start_timeout = float(os.environ.get("SB3_PPG_START_TIMEOUT", 60)) if start_timeout is None else start_timeout
     store = _start_group(timedelta(seconds=timeout), timedelta(seconds=start_timeout))
     try:
-        require_equal({"Python": platform.python_version(), **{package: version(package) for package in PACKAGES}})
+        require_equal({"Python": platform.python_version(), **{package: version(package) for package in COMPARED_PACKAGES}})
         yield
     except Exception as error:
         _wait_for_torchrun(error, store)
@@ -273,11 +273,7 @@ def broadcast(value: Any) -> Any:
 
 
 def require_equal(settings: Mapping[str, Any]) -> None:
-    """
-    Compare settings between the processes, by the same names in each of them.
-
-    :raises ArgumentError: in every process, if something differs
-    """
+    """Raise an ``ArgumentError`` in every process if one of these settings, by the same names in each of them, differs."""
     gathered = gather({name: _comparable_text(value) for name, value in settings.items()})
     for name in gathered[0]:
         values = [texts.get(name, "nothing") for texts in gathered]

@@ -14,15 +14,15 @@ from sb3_ppg.policies.extractors import ImpalaCNN
 from sb3_ppg.ppg import PPG
 from sb3_ppg.recurrent import RecurrentPPG
 
-PLAY = """obs = env.reset()
+PLAY_EXAMPLE = """obs = env.reset()
 for _ in range(1000):
     action, _ = model.predict(obs, deterministic=True)
     obs, rewards, dones, infos = env.step(action)"""
-PLAY_RECURRENT = """obs, states, episode_starts = env.reset(), None, np.ones(env.num_envs, dtype=bool)
+RECURRENT_EXAMPLE = """obs, states, episode_starts = env.reset(), None, np.ones(env.num_envs, dtype=bool)
 for _ in range(1000):
     action, states = model.predict(obs, states, episode_starts, deterministic=True)
     obs, rewards, episode_starts, infos = env.step(action)"""
-PLAY_MASKABLE = PLAY.replace("deterministic=True", "deterministic=True, action_masks=get_action_masks(env)")
+MASKABLE_EXAMPLE = PLAY_EXAMPLE.replace("deterministic=True", "deterministic=True, action_masks=get_action_masks(env)")
 
 
 class Member(NamedTuple):
@@ -42,7 +42,7 @@ class Member(NamedTuple):
     preset: Mapping[str, Any] = {}
     searched: Mapping[str, list[int]] = {}
     card_imports: str = ""
-    card_example: str = PLAY
+    card_example: str = PLAY_EXAMPLE
 
 
 # Presets hold what defines the authors' algorithms: networks, phases, clipping. Numbers of epochs and samples depend on the
@@ -61,13 +61,13 @@ FAMILY: dict[str, Member] = {
         "Phasic Policy Gradient with LSTMs",
         searched={"lstm_hidden_size": [16, 32, 64, 128, 256]},
         card_imports="import numpy as np",
-        card_example=PLAY_RECURRENT,
+        card_example=RECURRENT_EXAMPLE,
     ),
     "ppg_mask": Member(
         MaskablePPG,
         "Phasic Policy Gradient with invalid action masking",
         card_imports="from sb3_contrib.common.maskable.utils import get_action_masks",
-        card_example=PLAY_MASKABLE,
+        card_example=MASKABLE_EXAMPLE,
     ),
     "ppg_ewma": Member(PPG, "PPG with an averaged proximal policy (PPG-EWMA)", {"objective": "ewma"}),
     "ppg_replay": Member(

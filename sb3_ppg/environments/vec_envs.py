@@ -18,10 +18,9 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
 
-from sb3_ppg.arguments import check_value, count
 from sb3_ppg.arrays import map_arrays
 from sb3_ppg.distributed import rank
-from sb3_ppg.errors import ArgumentError, MissingExtraError, nearest, pip_install, warn
+from sb3_ppg.errors import ArgumentError, MissingExtraError, pip_install, warn
 
 # Libraries that Procgen links to on Python 3.11, in an order in which they can be loaded
 QT_LIBRARIES = ["libicudata.so.56", "libicuuc.so.56", "libicui18n.so.56", "libQt5Core.so.5", "libQt5Gui.so.5"]
@@ -36,11 +35,6 @@ class EpisodicVecEnv(VecEnv):
         super().__init__(num_envs, observation_space, action_space)
 
     def reset(self) -> VecEnvObs:
-        """
-        Start a new episode in each environment.
-
-        :return: observations, (num_envs, ...)
-        """
         observations, infos = self._first_observations()
         self.reset_infos = list(infos)
         self._reset_seeds()
@@ -261,7 +255,6 @@ class EnvPoolVecEnv(EpisodicVecEnv):
         self.render_mode = render_mode
         self.options = options
         self.treat_truncation_as_termination = treat_truncation_as_termination
-        check_value("seed", seed, count(0))
         self._seed = seed + rank() * num_envs
         self._was_reset = False
         self._pool = self._make_pool(num_envs)
@@ -273,9 +266,6 @@ class EnvPoolVecEnv(EpisodicVecEnv):
 
     def _make_pool(self, num_envs: int) -> Any:
         envpool = import_envpool()
-        env_ids = envpool.list_all_envs()
-        if self.env_id not in env_ids:
-            raise ArgumentError(f"EnvPool has no environment {self.env_id!r}{nearest(self.env_id, env_ids)}")
         if "Exploration" in self.env_id and self.options.get("num_levels", 0) != 0:
             raise ArgumentError(
                 f"`num_levels`={self.options['num_levels']} cannot work for {self.env_id}: exploration mode has only "
@@ -286,7 +276,6 @@ class EnvPoolVecEnv(EpisodicVecEnv):
         try:
             config, options = envpool.make_spec(self.env_id).config, dict(self.options)
             self._limit = options.get("max_episode_steps", config.max_episode_steps)
-            check_value("max_episode_steps", self._limit, count(1))
             if self._limit <= config.max_episode_steps and not hasattr(config, "episodic_life"):
                 options.pop("max_episode_steps", None)  # `step_wait` applies it: outside Atari, EnvPool may only relabel ends
             elif hasattr(config, "distribution_mode"):
@@ -294,7 +283,7 @@ class EnvPoolVecEnv(EpisodicVecEnv):
             return envpool.make_gymnasium(self.env_id, num_envs=num_envs, seed=seed, **rendering, **options)
         except ImportError as error:
             raise MissingExtraError(f"{error} Without root: {pip_install('procgen')}") from error
-        except (AssertionError, TypeError, ValueError) as error:
+        except (AssertionError, KeyError, TypeError, ValueError) as error:
             raise ArgumentError(f"EnvPool cannot make {self.env_id} with {self.options}: {error}") from error
 
     # ---- steps ----
@@ -423,11 +412,6 @@ class EnvPoolEnv(gym.Env):
         self.action_space = self._venv.action_space
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """
-        :param seed: seed of a new sequence of episodes. None: continue the current one
-        :param options: has no effect
-        :return: first observation, empty information
-        """
         super().reset(seed=seed)
         first, self._first = self._first, None
         if seed is not None:
@@ -436,11 +420,6 @@ class EnvPoolEnv(gym.Env):
         return observation_at(self._venv.reset(), 0) if first is None else first, {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """
-        :param action: in the action space
-        :return: observation, reward, whether the episode has terminated, whether a time limit has ended it, EnvPool's
-            information
-        """
         observations, rewards, dones, infos = self._venv.step(np.asarray(action)[None])
         info = infos[0]
         if not dones[0]:
@@ -451,9 +430,7 @@ class EnvPoolEnv(gym.Env):
         return info.pop("terminal_observation"), float(rewards[0]), not truncated, truncated, info
 
     def render(self) -> Any:
-        """Return the current frame, or, with ``render_mode="human"``, show it in a window."""
         return self._venv.render() if self.render_mode == "human" else self._venv.get_images()[0]
 
     def close(self) -> None:
-        """Stop EnvPool's threads."""
         self._venv.close()

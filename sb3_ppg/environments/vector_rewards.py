@@ -6,7 +6,6 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
-from stable_baselines3.common.env_util import is_wrapped
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 
@@ -28,16 +27,9 @@ class VectorRewards(gym.Wrapper):
     :param env: environment whose rewards are arrays, lists or tuples of K numbers. Its ``reward_space``, if it has one, is a
         Box of shape (K,)
     :param weights: a number for each component. None: ``PPG`` will set them
-    :raises ArgumentError: if a ``Monitor`` is inside, which only adds up scalar rewards
     """
 
     def __init__(self, env: gym.Env, weights: Sequence[float] | None = None):
-        if is_wrapped(env, Monitor):
-            name = type(self).__name__
-            raise ArgumentError(
-                f"{name} must be inside Monitor, and `wrapper_class` puts it outside: use make_vec_env(lambda: "
-                f"{name}(gymnasium.make(...)), n_envs=...)"
-            )
         super().__init__(env)
         space = env.get_wrapper_attr("reward_space") if env.has_wrapper_attr("reward_space") else None
         self.n_components: int | None = space.shape[0] if space is not None and space.shape else None
@@ -97,12 +89,7 @@ class DrawnWeights(VectorRewards):
         self.generator = np.random.default_rng()
 
     def set_reward_weights(self, weights: Sequence[float] | None) -> None:
-        """
-        Set the weights of all episodes from the next one on.
-
-        :param weights: a number for each component; None: draw them for each episode
-        :raises ArgumentError: if there are not K weights
-        """
+        """Set the weights of all episodes from the next one on; None: draw them for each episode."""
         current = getattr(self, "weights", None)
         super().set_reward_weights(weights)
         self.chosen_weights, self.weights = self.weights, current

@@ -4,7 +4,7 @@ from sb3_ppg.errors import missing_extras_named
 
 with missing_extras_named():
     from sb3_ppg.hub.pretrained import from_pretrained, load_vec_normalize, save_pretrained
-    from sb3_ppg.hub.repository import EvaluationResult, download, load, push, python_usage, write_repository
+    from sb3_ppg.hub.repository import EvaluationResult, download, load, push, write_repository
 
 __all__ = [
     "EvaluationResult",
@@ -13,7 +13,6 @@ __all__ = [
     "load",
     "load_vec_normalize",
     "push",
-    "python_usage",
     "save_pretrained",
     "write_repository",
 ]

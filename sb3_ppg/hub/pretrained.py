@@ -157,10 +157,8 @@ def read_model(
     n_envs: int | None = None,
 ) -> tuple[PPG, VecNormalize | None]:
     """
-    Read a model as ``from_pretrained`` does, without environments, and its normalization, around environments that cannot be
-    stepped; None if it was trained without.
-
-    :param n_envs: number of environments that the model will have. None: as many as it had
+    Read a model as ``from_pretrained`` does, but for ``n_envs`` environments (None: as many as it had), and its normalization,
+    around environments that cannot be stepped; None if it was trained without.
     """
     if not os.path.lexists(folder / DESCRIPTION):
         raise ModelFormatError(

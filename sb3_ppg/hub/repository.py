@@ -17,7 +17,7 @@ from stable_baselines3.common.type_aliases import GymEnv
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecMonitor, VecNormalize, VecTransposeImage
 
 from sb3_ppg.environments.watched import layers
-from sb3_ppg.errors import ArgumentError, HubError, raised_as, requirement
+from sb3_ppg.errors import HubError, raised_as, requirement
 from sb3_ppg.family import member_of
 from sb3_ppg.hub.pretrained import ARRAYS, DESCRIPTION, from_pretrained, save_pretrained
 from sb3_ppg.ppg import PPG
@@ -62,7 +62,6 @@ def push(
     :param commit_message: message of the commit, which has all files
     :param content: ``env_id``, ``evaluation``, ``files``, ``usage`` and ``custom_objects``, see ``write_repository``
     :return: address of the commit
-    :raises ArgumentError: if further files have names that cannot work
     :raises ModelFormatError: if a part of the model is not plain data
     :raises HubError: if the Hub does not take the commit; the repository's files are then unchanged
     """
@@ -106,12 +105,8 @@ def write_repository(
     :param files: paths of further files, by their names in the folder. The card shows "replay.mp4" and "learning_curve.png"
     :param usage: the card's text about loading, in Markdown. None: a text about ``hub.load``
     :param custom_objects: objects that are not plain data, by name; whoever loads the model must pass the same
-    :raises ArgumentError: if further files have names that cannot work
     :raises ModelFormatError: if a part of the model is not plain data
     """
-    for place in map(Path, files or {}):
-        if str(place) in (".", DESCRIPTION, ARRAYS, "README.md") or ".." in place.parts or place.is_absolute():
-            raise ArgumentError(f"`files`: {str(place)!r} cannot work: use other names, below the model's folder")
     made_as, env_kwargs = _environment(model)
     folder = Path(folder)
     save_pretrained(model, folder, custom_objects)
@@ -191,12 +186,7 @@ def _environment(model: PPG) -> tuple[str | None, dict[str, Any]]:
 def model_card(
     folder: Path, env_id: str | None, env_kwargs: dict[str, Any], evaluation: EvaluationResult | None, usage: str
 ) -> str:
-    """
-    Return a model card: Markdown, with the metadata that the Hub reads.
-
-    :param folder: folder of the model's files; "replay.mp4" and "learning_curve.png" are shown if they are there
-    :param usage: how to load the model, in Markdown
-    """
+    """Return the card of a model's folder, with the metadata that the Hub reads: Markdown, as is ``usage``."""
     description = json.loads((folder / "model.json").read_text(encoding="utf-8"))
     algorithm = _readable(description["algorithm"])
     metadata = ModelCardData(
@@ -245,15 +235,7 @@ def model_card(
 def python_usage(
     cls: type[PPG], repo_id: str, env_id: str | None, env_kwargs: dict[str, Any], custom_objects: list[str]
 ) -> str:
-    """
-    Return how to install, load and use a model, in Markdown.
-
-    :param cls: class of the model
-    :param repo_id: repository of the model
-    :param env_id: environment. None: it cannot be made from a name
-    :param env_kwargs: arguments of the environment
-    :param custom_objects: names of the objects that a reader must give
-    """
+    """Return how to install, load and use a model, in Markdown. Without an ``env_id``, no name makes its environment."""
     member = member_of(cls)
     env, imports = "...  # the one that it was trained in, with its wrappers and options", [member.card_imports]
     if env_id is not None:

@@ -145,7 +145,6 @@ class BCQ(OffPolicyAlgorithm):
 
     def _setup_model(self) -> None:
         check_each_argument(self)
-        require(self, np.ndim(self.gamma) == 0, "gamma", "use one number: recorded data has one reward for each step")
         remedy = "SB3 has no n-step buffer for dictionaries of observations; use 1"
         require(self, self.n_steps == 1 or not isinstance(self.observation_space, spaces.Dict), "n_steps", remedy)
         self._setup_lr_schedule()
@@ -207,11 +206,7 @@ class BCQ(OffPolicyAlgorithm):
         Learn from the data. Callbacks are called after each gradient step, as after a step in an environment.
 
         :param total_timesteps: number of gradient steps
-        :param callback: callback(s) called at every gradient step
         :param log_interval: number of gradient steps between two logs. None: nothing is written
-        :param tb_log_name: the name of the run for TensorBoard logging
-        :param reset_num_timesteps: whether to count gradient steps from zero
-        :param progress_bar: display a progress bar using tqdm and rich
         :raises ArgumentError: without data
         :raises NonFiniteLossError: if a loss is NaN or infinite
         """
@@ -244,13 +239,7 @@ class BCQ(OffPolicyAlgorithm):
         return self
 
     def train(self, gradient_steps: int, batch_size: int) -> None:
-        """
-        Take gradient steps.
-
-        :param gradient_steps: number of gradient steps
-        :param batch_size: number of samples in each
-        :raises NonFiniteLossError: if a loss is NaN or infinite
-        """
+        """Take gradient steps; raise ``NonFiniteLossError`` if a loss is NaN or infinite."""
         assert self.replay_buffer is not None
         self.policy.set_training_mode(True)
         self._update_learning_rate([getattr(self.policy, name) for name in self.policy.optimizer_names])

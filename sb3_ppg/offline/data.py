@@ -205,7 +205,7 @@ def load_dataset(source: Any) -> Dataset:
         ``save_replay_buffer`` has written (".pkl"); a Minari data set: its name in the local store, its folder, or the hdf5
         file there
     :return: the data
-    :raises ArgumentError: if it is empty, damaged, missing, or of another kind
+    :raises ArgumentError: if it is empty or of another kind; a file that is missing or damaged raises its reader's error
     """
     match source:
         case Dataset():
@@ -215,13 +215,7 @@ def load_dataset(source: Any) -> Dataset:
         case ReplayBuffer():
             return _from_replay_buffer(source)
         case str() | Path():
-            try:
-                return load_dataset(load_from_pkl(source)) if Path(source).suffix == ".pkl" else _from_minari(str(source))
-            except (ArgumentError, ImportError):
-                raise
-            except Exception as error:  # pickle, h5py and Minari raise errors of many kinds
-                reason = f"{type(error).__name__}: {error}"
-                raise ArgumentError(f"`dataset`={str(source)!r} cannot be read ({reason})") from error
+            return load_dataset(load_from_pkl(source)) if Path(source).suffix == ".pkl" else _from_minari(str(source))
     remedy = "use a Dataset, a dictionary of arrays, a ReplayBuffer, or the name or path of a data set"
     raise ArgumentError(f"`dataset`={type(source).__name__} cannot work: {remedy}")
 
@@ -244,9 +238,6 @@ def _from_replay_buffer(buffer: ReplayBuffer) -> Dataset:
     space: Any = buffer.action_space
     actions = buffer.actions.reshape(*buffer.actions.shape[:2], *space.shape)
     if isinstance(space, spaces.Box):  # scaled to [-1, 1]
-        if abs(actions[rows]).max(initial=0) > 1 + TOLERANCE:
-            remedy = f"for those in the environment's units, use a dictionary with {', '.join(COLUMNS)}"
-            raise ArgumentError(f"the replay buffer has `actions` that are not scaled to [-1, 1], as SB3 does: {remedy}")
         actions = SquashedGaussianActions(space).for_environments(th.as_tensor(actions)).numpy()
     dones, timeouts = buffer.dones.astype(bool), buffer.timeouts.astype(bool)
     columns = (buffer.observations, actions, buffer.rewards, next_observations, dones & ~timeouts, timeouts)

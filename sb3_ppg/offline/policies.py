@@ -219,12 +219,8 @@ class BCQPolicy(BasePolicy):
 
     def _predict(self, observation: PyTorchObs, deterministic: bool = False) -> th.Tensor:
         """
-        Choose the action with the highest value of those that the data's policy may take. For Box actions these are sampled;
-        with ``deterministic``, from the same codes each time.
-
-        :param observation: (B, ...)
-        :param deterministic: whether the same observation always gives the same action
-        :return: (B, A) in [-1, 1], or (B,)
+        Return the actions with the highest values among those that the data's policy may take, (B, A) in [-1, 1], or (B,). For
+        Box actions these are sampled; with ``deterministic``, from the same codes each time.
         """
         obs = self.preprocess(observation)
         if not self.is_box:

@@ -29,7 +29,10 @@ from sb3_ppg.prior import INFERENCE_BATCH, Prior
 def fit_to_data(model: PhasicInterface, dataset: Any, agent: Any, n_epochs: int, batch_size: int, fit_std: bool) -> None:
     """Fit a model to recorded data, with the arguments and errors of ``PPG.warm_start``."""
     check_values(n_epochs=n_epochs, batch_size=batch_size)
-    _check_model(model)
+    if model.policy.input_keys or model.n_reward_components is not None or n_processes() > 1:
+        raise ArgumentError("`warm_start` is for one process, scalar rewards, and algorithms without memory and masks")
+    if isinstance(model.rollout_buffer, NormalizedRewardRolloutBuffer):
+        raise ArgumentError("`warm_start` does not normalize rewards as NormalizedRewardRolloutBuffer does: use VecNormalize")
     data = load_dataset(dataset).fitted_to(model.observation_space, model.action_space)
     actions, recorded = data.actions, np.zeros((len(data), 0), np.float32)
     if agent is not None and hasattr(agent.policy, "get_distribution"):
@@ -75,14 +78,6 @@ def fit_to_data(model: PhasicInterface, dataset: Any, agent: Any, n_epochs: int,
         model.objective.after_auxiliary_phase(model.policy)
     finally:
         log_std.requires_grad_(was_fitted)
-
-
-def _check_model(model: PhasicInterface) -> None:
-    """Raise ``ArgumentError`` for a model that recorded data is not for."""
-    if model.policy.input_keys or model.n_reward_components is not None or n_processes() > 1:
-        raise ArgumentError("`warm_start` is for one process, scalar rewards, and algorithms without memory and masks")
-    if isinstance(model.rollout_buffer, NormalizedRewardRolloutBuffer):
-        raise ArgumentError("`warm_start` does not normalize rewards as NormalizedRewardRolloutBuffer does: use VecNormalize")
 
 
 def _normalized(model: Any, data: Dataset) -> Dataset:

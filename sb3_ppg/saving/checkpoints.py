@@ -70,7 +70,7 @@ class PhasicCheckpointCallback(PhasicCallback):
         large, are only kept for the latest two, as the latest may be damaged. A run that resumes from a checkpoint counts as
         the same run; files of other runs in the folder are left alone
     :param verbose: 2: print a line when a checkpoint is saved
-    :raises ArgumentError: for numbers that cannot work; when ``learn`` begins, if another callback would call this one
+    :raises ArgumentError: if ``keep`` cannot work; when ``learn`` begins, if another callback would call this one
     """
 
     def __init__(
@@ -82,7 +82,6 @@ class PhasicCheckpointCallback(PhasicCallback):
         verbose: int = 0,
     ):
         super().__init__(verbose)
-        check_value("save_freq", save_freq, count())
         check_value("keep", keep, optional(count(), "to keep all"))
         self.save_freq = save_freq
         self.save_path = Path(save_path)
@@ -145,7 +144,7 @@ class PhasicCheckpointCallback(PhasicCallback):
         self._saved_at = self.model.num_timesteps
         if self.verbose >= 2:
             print(f"Saving model checkpoint to {path}")
-        self._saved = [*(one for one in self._saved if one != path), path]
+        self._saved = [*(before for before in self._saved if before != path), path]
         if rank() == 0:
             self._remove_old()
 
@@ -161,24 +160,22 @@ class PhasicCheckpointCallback(PhasicCallback):
 
 def checkpoint_callbacks(callback: MaybeCallback) -> list[PhasicCheckpointCallback]:
     """Return the checkpoint callbacks among a callback of ``learn`` and all that it calls."""
-    return [one for one in every(callback) if isinstance(one, PhasicCheckpointCallback)]
+    return [inner for inner in every(callback) if isinstance(inner, PhasicCheckpointCallback)]
 
 
 def check_checkpoint_callbacks(callback: MaybeCallback) -> None:
     """Refuse a callback of ``learn`` in which a checkpoint callback would not be told of rollouts."""
     for outer in every(callback):
         within = called_by(outer) if isinstance(outer, EventCallback) else []
-        for one in checkpoint_callbacks(within):
+        for inner in checkpoint_callbacks(within):
             raise ArgumentError(
-                f"{type(one).__name__} cannot work inside of {type(outer).__name__}, which tells it neither of rollouts "
+                f"{type(inner).__name__} cannot work inside of {type(outer).__name__}, which tells it neither of rollouts "
                 "nor of the end: give it to learn() itself, alone or in a list"
             )
 
 
 def latest_checkpoint(save_path: str | Path, name_prefix: str = "ppg_model") -> Path:
     """
-    :param save_path: folder of a ``PhasicCheckpointCallback``
-    :param name_prefix: the callback's ``name_prefix``
     :return: the model's file of the complete checkpoint that was written last, according to the time that is stored in the
         file, or else to its time of modification. Damaged checkpoints are skipped, with a warning
     :raises FileNotFoundError: if there is none

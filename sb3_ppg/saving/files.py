@@ -23,7 +23,7 @@ from stable_baselines3.common.save_util import open_path
 from sb3_ppg.arguments import argument_names
 from sb3_ppg.errors import ModelFormatError, advise, nearest, raised_as, warn
 
-FORMAT_VERSION = 1  # of models
+MODEL_VERSION = 1  # of the format of models' files
 SAVED_BY = "_saved_by"  # attribute in the file: the version of its format, and the writer's `_class_names`
 # A file system may refuse to rename onto a mounted file, or to flush
 REFUSED = {errno.EPERM, errno.EACCES, errno.EBUSY, errno.EXDEV, errno.EROFS, errno.EINVAL, errno.ENOSYS, errno.ENOTSUP}
@@ -116,7 +116,7 @@ def _class_names(cls: type) -> list[str]:
 
 def mark_class(model: BaseAlgorithm) -> None:
     """Give a model the attribute by which ``checked_model_file`` knows the class that saved a file."""
-    vars(model)[SAVED_BY] = [FORMAT_VERSION, *_class_names(type(model))]
+    vars(model)[SAVED_BY] = [MODEL_VERSION, *_class_names(type(model))]
 
 
 @contextmanager
@@ -138,9 +138,9 @@ def checked_model_file(path: str | Path | io.BufferedIOBase, cls: type, given: A
                 "model.policy.load_state_dict(PPO.load(path).policy.state_dict(), strict=False)"
             )
         version, writer, *bases = attributes[SAVED_BY]
-        if version != FORMAT_VERSION:
+        if version != MODEL_VERSION:
             raise ModelFormatError(
-                f"{path} has version {version} of its format, this sb3_ppg reads {FORMAT_VERSION}: use the one that wrote it"
+                f"{path} has version {version} of its format, this sb3_ppg reads {MODEL_VERSION}: use the one that wrote it"
             )
         if cls.__name__ in bases:
             warn(f"{path} was saved by {writer}, a class derived from {cls.__name__}: what it adds is not there")

@@ -15,7 +15,7 @@ from sb3_ppg import __version__
 from sb3_ppg.errors import ArgumentError, HubError, ModelFormatError, ProcessGroupError, missing_extras_named, nearest
 
 ALGO = ["--algo", "ppg"]
-PLAY = [*ALGO, "-f", "logs"]
+IN_LOGS = [*ALGO, "-f", "logs"]
 
 
 class Script(NamedTuple):
@@ -24,7 +24,7 @@ class Script(NamedTuple):
     about: str
     place: str  # its function, "module:function", or the module if that is a program
     agent: str | None = None  # option that names an agent, which `--pretrained` replaces
-    defaults: list[str] = PLAY  # our defaults for its options
+    defaults: list[str] = IN_LOGS  # our defaults for its options
 
 
 SCRIPTS = {
@@ -88,11 +88,7 @@ def main() -> None:
 
 
 def run(name: str, arguments: list[str]) -> None:
-    """
-    Run one of ``SCRIPTS`` with a command line.
-
-    :raises ArgumentError: if that names something that does not exist
-    """
+    """Run one of ``SCRIPTS`` with a command line."""
     from sb3_ppg.distributed import gather, n_processes, process_group, rank, require_equal
     from sb3_ppg.zoo import patched
     from sb3_ppg.zoo.manager import Manager

@@ -27,10 +27,9 @@ from stable_baselines3.common.utils import LinearSchedule
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
 from sb3_ppg import PPG, MaskablePPG, PhasicCallback, PhasicCheckpointCallback, aux_buffer_path
-from sb3_ppg.arguments import argument_names
 from sb3_ppg.distributed import broadcast, gather, n_processes, rank
 from sb3_ppg.environments.watched import innermost
-from sb3_ppg.errors import ArgumentError, ModelFormatError, nearest
+from sb3_ppg.errors import ArgumentError, ModelFormatError
 from sb3_ppg.family import FAMILY, with_preset
 from sb3_ppg.hub.pretrained import read_model
 from sb3_ppg.optim.micro_batches import keep_freed_memory
@@ -52,8 +51,6 @@ from sb3_ppg.zoo.resuming import (
 )
 
 N_CHECKPOINTS = 20  # of a run with `--run-folder`, unless `--save-freq` says otherwise
-# Hyperparameters that RL Zoo consumes
-OF_THE_ZOO = "n_timesteps n_envs normalize frame_stack env_wrapper vec_env_wrapper callback env_kwargs monitor_kwargs".split()
 # Hyperparameters that may be schedules
 SCHEDULED = ("learning_rate", "aux_learning_rate", "value_learning_rate", "clip_range", "clip_range_vf", "prior_coef")
 
@@ -80,16 +77,12 @@ class Manager(ExperimentManager):
         self.saved_hyperparams: dict[str, Any] = {}  # as in the folder of the run
         if (self.is_ours or algo in OFFLINE) and options.get("config") is None:
             options["config"] = str(hyperparameter_file(algo))
-        if self.dataset is not None and algo not in OFFLINE:
-            raise ArgumentError(f"--dataset is for {', '.join(OFFLINE)}; {algo} learns in its environment")
         super().__init__(args, algo, env_id, *others, **options)
         if self.run_folder is not None and self.optimize_hyperparameters:
             raise ArgumentError("--run-folder is for a run: a search goes on if it has the same --storage and --study-name")
         args.run_folder, args.prior = self.run_folder, self.prior  # saved with the options
         if self.prior is not None and (not self.is_ours or self.optimize_hyperparameters):
             raise ArgumentError(f"--prior is for trainings, not searches, of {', '.join(FAMILY)}")
-        if self.prior not in (None, SELF) and self.run_folder is None and not Path(self.prior).exists():
-            raise ArgumentError(f"--prior {self.prior} does not exist")
         if self.is_ours:
             keep_freed_memory()
         if env_id in PROCGEN_IDS:
@@ -117,8 +110,6 @@ class Manager(ExperimentManager):
         """Use the entry of a family of environments where the file has none for the environment."""
         is_search = self.optimize_hyperparameters and self.trial_id is None
         if not is_search and (self.storage or self.study_name or self.trial_id is not None):
-            if not (self.storage and self.study_name):
-                raise ArgumentError("to train with the hyperparameters of a study, use --storage and --study-name")
             print("Loading the best trial of the study" if self.trial_id is None else f"Loading trial {self.trial_id}")
             try:
                 trial = self.load_trial(self.storage, self.study_name, self.trial_id)
@@ -160,8 +151,10 @@ class Manager(ExperimentManager):
         Add presets, and replace the Zoo's schedules by SB3's: a model that holds the Zoo's could only be loaded where the Zoo
         is installed.
         """
-        if self.is_ours or self.algo in OFFLINE:
-            self._check_hyperparameters(hyperparams)
+        for name in SCHEDULED if self.is_ours or self.algo in OFFLINE else ():
+            if isinstance(value := hyperparams.get(name), str) and "_" not in value:
+                remedy = "use a number, which in YAML has a dot (3.0e-4), or a linear schedule such as lin_3e-4"
+                raise ArgumentError(f"`{name}`={value!r} cannot work: {remedy}")
         if isinstance(hyperparams.get("policy_kwargs"), str):
             hyperparams["policy_kwargs"] = evaluated(hyperparams["policy_kwargs"])
         hyperparams, *others = super()._preprocess_hyperparams(hyperparams)
@@ -174,16 +167,6 @@ class Manager(ExperimentManager):
                     hyperparams[name] = LinearSchedule(value.initial_value, 0.0, 1.0)
             hyperparams = with_preset(self.algo, hyperparams)
         return hyperparams, *others
-
-    def _check_hyperparameters(self, hyperparams: dict[str, Any]) -> None:
-        place = f"(in {self.config}, on the command line or in a study)"
-        known = {*argument_names(ALGOS[self.algo]), *OF_THE_ZOO}
-        for name in hyperparams.keys() - known:
-            raise ArgumentError(f"{self.algo.upper()} has no hyperparameter {name!r} {place}{nearest(name, known)}")
-        for name in SCHEDULED:
-            if isinstance(value := hyperparams.get(name), str) and "_" not in value:
-                remedy = "use a number, which in YAML has a dot (3.0e-4), or a linear schedule such as lin_3e-4"
-                raise ArgumentError(f"`{name}`={value!r} cannot work {place}: {remedy}")
 
     # ---- what a run needs ----
 
@@ -266,10 +249,6 @@ class Manager(ExperimentManager):
                 if isinstance(callback, EvalCallback):
                     callback.n_calls = self.n_steps_before // (self.n_envs * n_processes())  # counts to the next evaluation
                     restore_evaluations(callback, self.n_steps_before)
-
-    def _masked(self, name: str, replacement: type) -> AbstractContextManager:
-        """Let the Zoo use another class of callbacks for algorithms with action masks, within a block."""
-        return patch.object(rl_zoo3.exp_manager, name, replacement) if self.is_masked else nullcontext()
 
     def create_envs(self, n_envs: int, eval_env: bool = False, no_log: bool = False) -> VecEnv:
         """Make Procgen's games in one EnvPool, and number monitor files so that none is overwritten."""
@@ -363,7 +342,8 @@ class Manager(ExperimentManager):
     # ---- searching ----
 
     def hyperparameters_optimization(self) -> None:
-        with self._masked("TrialEvalCallback", _MaskableTrialEvalCallback):
+        evaluating = _MaskableTrialEvalCallback if self.is_masked else TrialEvalCallback
+        with patch.object(rl_zoo3.exp_manager, "TrialEvalCallback", evaluating):
             super().hyperparameters_optimization()
         if self.study is not None:  # its trials have run in this process
             number = self.study.best_trial.number
@@ -381,10 +361,8 @@ class Manager(ExperimentManager):
 
 def load_prior(path: Path, model: PPG) -> BaseAlgorithm:
     """
-    Load an agent with the statistics of its ``VecNormalize``.
-
-    :param path: folder of a model as plain data; or a model's file in a folder ``ALGO/ENV_1`` of the Zoo
-    :param model: model in training, of whose algorithm an agent in another folder is
+    Load an agent with the statistics of its ``VecNormalize`` from a folder of plain data, or a model's file. The file is of
+    the algorithm that its folder in the Zoo, ``ALGO/ENV_1``, names; elsewhere, of that of the model in training.
     """
     if path.is_dir():
         agent: Any

@@ -104,7 +104,7 @@ def children_through_our_launcher() -> AbstractContextManager:
     def call(command: Any, *args: Any, **kwargs: Any) -> int:
         match command:
             case ["python", "enjoy.py", *options]:
-                options = [one.gym_id if isinstance(one, EnvironmentName) else one for one in options]
+                options = [value.gym_id if isinstance(value, EnvironmentName) else value for value in options]
                 command = [sys.executable, "-m", "sb3_ppg", "enjoy", *options]
             case ["python", "-m", str(module), *options] if module.startswith("rl_zoo3."):
                 command = [sys.executable, "-m", "sb3_ppg", module.removeprefix("rl_zoo3."), *options]

@@ -30,9 +30,7 @@ SAME = ("algo", "env", "env_kwargs", "trained_agent", "prior", "seed")
 def locked_config(folder: Path, env_name: str) -> TextIO:
     """
     Open the file of hyperparameters in a run's folder, made if it is not there, and lock it until it is closed or this process
-    ends, however that happens.
-
-    :raises ArgumentError: if another process has locked it
+    ends, however that happens; raise ``ArgumentError`` if another process has locked it.
     """
     path = next(folder.glob("*/config.yml"), folder / env_name / "config.yml")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -118,7 +116,7 @@ def restore_evaluations(callback: EvalCallback, n_steps: int) -> None:
         for name, saved in names.items():
             if saved in kept:
                 setattr(callback, f"evaluations_{name}", kept[saved][:n].tolist())
-    callback.best_mean_reward = max((float(np.mean(one)) for one in callback.evaluations_results), default=-np.inf)
+    callback.best_mean_reward = max(map(float, map(np.mean, callback.evaluations_results)), default=-np.inf)
 
 
 # ---- signals ----

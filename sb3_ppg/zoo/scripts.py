@@ -30,7 +30,6 @@ from stable_baselines3.common.utils import set_random_seed
 from tqdm import tqdm
 
 from sb3_ppg import checking
-from sb3_ppg.errors import ArgumentError
 from sb3_ppg.hub import EvaluationResult
 from sb3_ppg.offline.data import check_new, record, save_as_minari
 from sb3_ppg.play import Player
@@ -39,10 +38,9 @@ from sb3_ppg.zoo.registration import ffmpeg_on_path
 
 
 def train() -> None:
-    """Run the script, if its environment and the model to begin with exist."""
+    """Run the script, if its environment exists."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--env", default="CartPole-v1")
-    parser.add_argument("-i", "--trained-agent")
     parser.add_argument("--gym-packages", nargs="+", default=[])
     args, _ = parser.parse_known_args()
     for package in args.gym_packages:
@@ -51,9 +49,6 @@ def train() -> None:
     entry_point = gymnasium.registry[args.env].entry_point
     if isinstance(entry_point, str):  # an extra may be missing, which would end worker processes
         gymnasium.envs.registration.load_env_creator(entry_point)
-    model = args.trained_agent
-    if model is not None and not (model.endswith(".zip") and Path(model).is_file()):
-        raise ArgumentError(f"-i {model} cannot work: there is no such .zip file")
     rl_zoo3.train.train()
 
 
@@ -208,8 +203,6 @@ def saved_env_kwargs(stats_path: Path) -> dict[str, Any]:
 
 def evaluate(model: BaseAlgorithm, args: argparse.Namespace) -> EvaluationResult:
     """Play episodes in the agent's environment; print and return what it reached."""
-    if args.episodes < 1:
-        raise ArgumentError(f"--episodes {args.episodes} cannot work: use at least 1")
     env, deterministic = model.get_env(), is_deterministic(args)
     assert env is not None
     print(f"Playing {args.episodes} episodes", flush=True)
@@ -226,12 +219,7 @@ def evaluate(model: BaseAlgorithm, args: argparse.Namespace) -> EvaluationResult
 
 
 def plot_learning_curve(log_path: Path, title: str, picture: Path) -> None:
-    """
-    Draw a run's episode returns against timesteps, with their moving average, and the evaluations. BCQ's timesteps are
-    gradient steps.
-
-    :raises FileNotFoundError: if there is nothing to draw
-    """
+    """Draw a run's episode returns against timesteps, with their moving average, and the evaluations."""
     figure = Figure(figsize=(8, 5))  # without pyplot, which would show it, or draw into a figure of the caller's
     axes = figure.subplots()
     with suppress(LoadMonitorResultsError):  # agents that come with the repository have no episodes

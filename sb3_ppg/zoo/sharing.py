@@ -33,6 +33,7 @@ from sb3_ppg.errors import ArgumentError, ModelFormatError, nearest, raised_as, 
 from sb3_ppg.family import FAMILY, zoo_name_of
 from sb3_ppg.hub.files import read_json
 from sb3_ppg.hub.pretrained import ARRAYS, DESCRIPTION, read_model
+from sb3_ppg.hub.repository import python_usage
 from sb3_ppg.hub.schema import Plain
 from sb3_ppg.objectives import objective_name
 from sb3_ppg.ppg import PPG
@@ -89,10 +90,7 @@ class Environment(msgspec.Struct, forbid_unknown_fields=True):
     config: Settings
 
     def check(self, allowed: Collection[str]) -> None:
-        """
-        :param allowed: names that the environment may have in addition to the well-known wrappers and arguments
-        :raises ModelFormatError: if it has others, or arguments that could name a file or take much memory
-        """
+        """Raise an error unless all else than the allowed names is well known, names no file and takes little memory."""
         values = dict(self.arguments)
         for name in self.to_allow:
             if name not in allowed:
@@ -117,7 +115,7 @@ class Environment(msgspec.Struct, forbid_unknown_fields=True):
     def wrappers(self) -> list[tuple[str, dict[str, Any]]]:
         """Names and arguments of all wrappers."""
         settings = (self.config.env_wrapper, self.config.vec_env_wrapper)
-        entries = [entry for one in settings for entry in (one if isinstance(one, list) else [one]) if entry]
+        entries = [entry for part in settings for entry in (part if isinstance(part, list) else [part]) if entry]
         return [(entry, {}) if isinstance(entry, str) else next(iter(entry.items())) for entry in entries]
 
     @property
@@ -135,7 +133,7 @@ class Environment(msgspec.Struct, forbid_unknown_fields=True):
 def _is_usual(value: Any) -> bool:
     """Return whether an argument is a boolean, a number in the usual range, or a list of a few of them."""
     if isinstance(value, list):
-        return len(value) <= 8 and all(_is_usual(one) and not isinstance(one, list) for one in value)
+        return len(value) <= 8 and all(_is_usual(item) and not isinstance(item, list) for item in value)
     # A negative whole number could remove a limit
     return isinstance(value, int | float) and abs(value) <= MAX_NUMBER and (value >= 0 or value % 1 != 0)
 
@@ -227,7 +225,7 @@ sb3-ppg enjoy{algo} --env {env_id} -f logs
     # Where the model does not know the environment as Gymnasium makes it, or Gymnasium does not know it
     if environment.wrappers or environment.config.frame_stack or env_id in {*PROCGEN_IDS, *MASKED}:
         return commands
-    python = hub.python_usage(FAMILY[args.algo].algorithm, repo_id, env_id, environment.env_kwargs, [])
+    python = python_usage(FAMILY[args.algo].algorithm, repo_id, env_id, environment.env_kwargs, [])
     return f"{commands}\n\nIn Python:\n\n{python}"
 
 
@@ -275,13 +273,11 @@ def unpack(
     is_emptied: bool = False,
 ) -> None:
     """
-    Write the files that a run would have written, so that the Zoo reads none of the stranger's.
+    Write the files that a run would have written from those of a repository, so that the Zoo reads none of the stranger's.
 
-    :param source: folder with a repository's files
     :param log_path: folder of the run; files that are there are overwritten when the new ones are complete
     :param allowed: names that the environment may have in addition to the well-known wrappers and usual arguments
     :param is_emptied: whether other files in the folder are removed
-    :raises ModelFormatError: if the files are damaged or cannot be trusted
     """
     model, vec_normalize = read_model(source)
     objective = objective_name(model.objective_class)

@@ -97,8 +97,8 @@ def rollout(venv: EnvPoolVecEnv) -> np.ndarray:
 
 def test_seeds():
     """All environments of all seeds differ, also those of neighbouring seeds."""
-    one, same, other = (EnvPoolVecEnv("CartPole-v1", 4, seed=seed) for seed in (0, 0, 1))
-    first, again, different = rollout(one), rollout(same), rollout(other)
+    venv, same, other = (EnvPoolVecEnv("CartPole-v1", 4, seed=seed) for seed in (0, 0, 1))
+    first, again, different = rollout(venv), rollout(same), rollout(other)
     assert np.array_equal(first, again)
     assert len(np.unique(np.concatenate([first, different]))) == 2 * len(first)
     for _ in range(2):  # also once more, as an evaluation is repeated
@@ -153,21 +153,19 @@ def test_a_window_shows_the_first_environment(monkeypatch):
     for name in ("waitKey", "destroyWindow"):
         monkeypatch.setattr(f"cv2.{name}", lambda _: None)
     venv, env = EnvPoolVecEnv("CartPole-v1", 2, render_mode="human"), gym.make("LeaperEasy-v0", render_mode="human")
-    for one in (venv, env):
-        one.reset()
-        assert one.render() is None
-        one.close()
+    for shown_env in (venv, env):
+        shown_env.reset()
+        assert shown_env.render() is None
+        shown_env.close()
     assert len(shown) == 2 and all(len(shape) == 3 for shape in shown)
 
 
 def test_bad_input():
     for env_id, options, complaint in (
-        ("CoinrunEasi-v0", {}, "no environment 'CoinrunEasi-v0'; nearest: CoinrunEasy-v0"),
+        ("CoinrunEasi-v0", {}, "cannot make CoinrunEasi-v0"),
         ("CoinrunExploration-v0", {"num_levels": 200}, "would abort the process"),
         ("CoinrunEasy-v0", {"num_level": 200}, "num_level"),
         ("CartPole-v1", {"num_envs": 0}, "cannot make CartPole-v1"),
-        ("CartPole-v1", {"seed": -3}, "`seed`=-3 cannot work"),
-        ("CartPole-v1", {"max_episode_steps": 0}, "`max_episode_steps`=0 cannot work"),
         ("CoinrunEasy-v0", {"max_episode_steps": 2000}, "ends this game after 1000 steps"),
     ):
         with pytest.raises(ArgumentError, match=complaint):
@@ -217,7 +215,7 @@ def test_no_transition_between_episodes_on_procgen_and_a_single_environment():
             assert expected["episode"]["r"] in (0.0, 10.0) and not np.array_equal(observation, observations[0])
             kept.append((expected["terminal_observation"], observation.copy()))
             assert np.array_equal(env.reset()[0], observations[0])
-    assert len(kept) >= 2 and all(np.array_equal(one, copy) for one, copy in kept)
+    assert len(kept) >= 2 and all(np.array_equal(last, copy) for last, copy in kept)
 
 
 def test_the_games_are_envpools():
@@ -230,9 +228,9 @@ def test_zoo_commands_on_procgen(tmp_path):
     """A model trained on some levels is evaluated on all."""
     small = "-params n_envs:2 n_steps:8 batch_size:16 n_policy_iterations:2 aux_batch_size:16 n_aux_epochs:1".split()
     short = ("--env", "LeaperEasy-v0", "-n", "32", "--num-threads", "1")
-    levels = ("--env-kwargs", "num_levels:5", "start_level:100")
+    levels = ("--env-kwargs", "num_levels:5", "start_level:100", "max_episode_steps:20")
     output = run("train", *short, "--eval-freq", "32", "--eval-episodes", "1", *levels, *small, cwd=tmp_path)
-    assert "eval_env_kwargs={'num_levels': 0, 'start_level': 0}" in output
+    assert "eval_env_kwargs={'num_levels': 0, 'start_level': 0, 'max_episode_steps': 20}" in output
     folder = tmp_path / "logs" / "ppg" / "LeaperEasy-v0_1"
     names = {path.name for path in folder.iterdir()}
     assert {"LeaperEasy-v0.zip", "best_model.zip", "evaluations.npz", "0.monitor.csv"} <= names

@@ -16,8 +16,9 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecFrameStack, VecNormalize
 
 from sb3_ppg import PPG, MaskablePPG, hub
-from sb3_ppg.errors import ArgumentError, HubError, pip_install
+from sb3_ppg.errors import HubError, pip_install
 from sb3_ppg.hub.pretrained import ARRAYS, DESCRIPTION
+from sb3_ppg.hub.repository import python_usage
 from tests.helpers import SMALL, MaskedEnv, RandomEnv, run_code
 from tests.hub.small_models import BOX, refused, small_model
 from tests.hub_server import HubServer
@@ -129,7 +130,7 @@ def test_the_card_makes_the_environment_with_its_options(hub_server, tmp_path):
     assert "import ale_py" in snippet and "'obs_type': 'ram'" in snippet and "'max_episode_steps': 50" in snippet
     run_code(snippet.replace("1000", "3"), tmp_path)
     # Their package does not register these games when it is imported
-    card = hub.python_usage(PPG, "me/model", "MinAtar/Breakout-v1", {}, [])
+    card = python_usage(PPG, "me/model", "MinAtar/Breakout-v1", {}, [])
     assert "from minatar.gym import register_envs; register_envs()" in card
 
 
@@ -162,13 +163,6 @@ def test_the_card_names_what_a_reader_must_give(hub_server):
     model = small_model(learning_rate=lambda progress: 1e-3)
     hub.push(model, "me/custom", custom_objects={"my schedule": model.learning_rate})
     assert "custom_objects={'my schedule': ...}" in hub_server.files("me/custom")["README.md"].decode()
-
-
-@pytest.mark.parametrize("name", ["../x", "/x", "logs/../../x", f"./{DESCRIPTION}", ""])
-def test_files_that_cannot_be_shared_under_their_name(hub_server, model, name):
-    with pytest.raises(ArgumentError, match="cannot work"):
-        hub.push(model, "me/model", files={name: Path(__file__)})
-    assert hub_server.repositories == {}
 
 
 # ---- malice, and a missing package ----

@@ -1,6 +1,5 @@
 """All sources give the same transitions, wrong data is refused, and an agent's data is as the environment gave it."""
 
-import shutil
 from functools import partial
 
 import gymnasium as gym
@@ -82,10 +81,6 @@ def test_a_replay_buffer_that_sac_has_filled(tmp_path):
 
     model.save_replay_buffer(tmp_path / "buffer.pkl")
     assert_same(load_dataset(tmp_path / "buffer.pkl"), dataset)
-    whole = (tmp_path / "buffer.pkl").read_bytes()
-    (tmp_path / "buffer.pkl").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(ArgumentError, match=r"buffer.pkl' cannot be read"):
-        load_dataset(tmp_path / "buffer.pkl")
 
 
 def filled(n_envs: int, size: int, n_adds: int, **kwargs) -> ReplayBuffer:
@@ -138,17 +133,10 @@ def store(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_a_minari_data_set_by_name_folder_and_file_unless_damaged(store):
+def test_a_minari_data_set_by_name_folder_and_file(store):
     folder = store / "test/small-v0/data"
     for source in ("test/small-v0", folder.parent, str(folder), folder / "main_data.hdf5"):
         assert_same(load_dataset(source), load_dataset(arrays()))
-    copy = shutil.copytree(folder, store / "copy")
-    (copy / "metadata.json").unlink()
-    file = folder / "main_data.hdf5"
-    file.write_bytes(file.read_bytes()[:3000])
-    for source in ("test/missing-v0", copy / "main_data.hdf5", "test/small-v0"):
-        with pytest.raises(ArgumentError, match=f"`dataset`='{source}' cannot be read"):
-            load_dataset(source)
 
 
 def nan_at(name: str, place: int) -> dict:
@@ -160,13 +148,6 @@ def nan_at(name: str, place: int) -> dict:
 
 def of_vectors(vectors: np.ndarray) -> dict:
     return arrays(observations=vectors, next_observations=vectors)
-
-
-def in_the_environments_units() -> ReplayBuffer:
-    """A buffer with actions that SB3's algorithms would have scaled."""
-    buffer = ReplayBuffer(6, VECTOR, BOX)
-    buffer.actions[0], buffer.pos = 1.5, 1
-    return buffer
 
 
 def images(scale: float) -> dict:
@@ -189,7 +170,6 @@ WRONG = {
     "empty buffer": (ReplayBuffer(5, VECTOR, BOX), FITS, "the replay buffer is empty"),
     "lengths": (arrays(rewards=np.zeros(5)), FITS, r"different lengths: .*'rewards': 5"),
     "reward's shape": (arrays(rewards=np.zeros((6, 1))), FITS, r"`rewards` have shape \(6, 1\)"),
-    "units": (in_the_environments_units(), FITS, r"`actions` that are not scaled to \[-1, 1\].*a dictionary with obs"),
     "a number": (3, FITS, r"`dataset`=int cannot work"),
     "Discrete": (arrays(actions=np.array([0, 1, 0, 1, 2, 0])), (VECTOR, TWO), r"lie outside Discrete\(2\) at 4"),
     "half open": (arrays(actions=np.full((6, 1), -5.0)), (VECTOR, HALF_OPEN), r"`actions` lie outside Box.* at 0"),

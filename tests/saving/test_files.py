@@ -236,9 +236,9 @@ def test_what_to_do_with_a_file_of_ppo_works(tmp_path):
     for model in (PPG("MlpPolicy", "CartPole-v1", n_steps=32, batch_size=32).learn(n) for n in (0, 64)):
         assert (model.policy.value_unit > 1) == (model.num_timesteps > 0)
         model.policy.load_state_dict(PPO.load(tmp_path / "ppo.zip").policy.state_dict(), strict=False)
-        actions, expected = (one.predict(observations, deterministic=True)[0] for one in (model, ppo))
+        actions, expected = (agent.predict(observations, deterministic=True)[0] for agent in (model, ppo))
         assert np.array_equal(actions, expected)
-        values, expected = (one.policy.predict_values(th.as_tensor(observations, dtype=th.float32)) for one in (model, ppo))
+        values, expected = (agent.policy.predict_values(th.tensor(observations).float()) for agent in (model, ppo))
         th.testing.assert_close(values, expected)
 
 
@@ -270,8 +270,8 @@ def test_loading_leaves_the_generators_alone_unless_asked(model_file, monkeypatc
 def test_newer_files_are_refused(tmp_path, monkeypatch):
     model = small().learn(8)
     with monkeypatch.context() as patched:
-        for module in ("files", "training_state"):
-            patched.setattr(f"sb3_ppg.saving.{module}.FORMAT_VERSION", 2)
+        for name in ("files.MODEL_VERSION", "training_state.FORMAT_VERSION"):
+            patched.setattr(f"sb3_ppg.saving.{name}", 2)
         model.save(tmp_path / "newer.zip")
         model.save_aux_buffer(tmp_path / "newer.npz")
     for load, name in ((PPG.load, "newer.zip"), (model.load_aux_buffer, "newer.npz")):

@@ -22,18 +22,18 @@ def test_damaged_files_are_refused(tmp_path):
     """Truncated anywhere, a byte flipped anywhere: an error that names the file, and the model is as before."""
     model, path = saved(tmp_path)
     content = path.read_bytes()
-    before = [one.arrays["targets"].copy() for one in model.aux_buffer.rollouts]
+    before = [rollout.arrays["targets"].copy() for rollout in model.aux_buffer.rollouts]
     damaged = tmp_path / "damaged.npz"
     with zipfile.ZipFile(path) as file:  # the arrays' own bytes; the zip's padding is nobody's
         spans = [(info.header_offset + 30 + len(info.filename) + 20, info.file_size) for info in file.infolist()]
     flips = [start + size // 2 for start, size in spans]
     bad = [content[:length] for length in np.linspace(0, len(content) - 1, 20).astype(int)]
     bad += [content[:place] + bytes([content[place] ^ 0x10]) + content[place + 1 :] for place in flips]
-    for one in bad:
-        damaged.write_bytes(one)
+    for bytes_ in bad:
+        damaged.write_bytes(bytes_)
         with pytest.raises(ModelFormatError, match=r"damaged.npz"):
             model.load_aux_buffer(damaged)
-    np.testing.assert_equal([one.arrays["targets"] for one in model.aux_buffer.rollouts], before)
+    np.testing.assert_equal([rollout.arrays["targets"] for rollout in model.aux_buffer.rollouts], before)
     model.load_aux_buffer(path)
 
 
