@@ -191,6 +191,30 @@ class PPG(PhasicAlgorithm):
                 self._n_updates += len(update.epochs) if kind == "policy" else 0
         self._log_policy_phase(latest, updates)
 
+    def auxiliary_phase(self) -> None:
+        """Optimize L^joint = L^aux + β_clone E[KL(π_old, π)], and L^value, for E_aux epochs on the rollouts of the phase."""
+        start, buffer = time.perf_counter(), self.aux_buffer
+        callback = None if self.session is None else self.session.callback
+        report = partial(tell, callback, n_samples=buffer.n_samples, n_aux_epochs=self.n_aux_epochs)
+        if self.verbose >= 1:
+            print(f"Auxiliary phase: {self.n_aux_epochs} epochs over {buffer.n_samples:,} samples")
+        report("on_aux_phase_start", epoch=0)
+        n_sequences, micro_batch_size = self.prepare_sequences(), self.resolved_micro_batch_size()
+        record_references(self.policy, self.objective, buffer, n_sequences, micro_batch_size)  # π_old
+        update = self._begin_update("auxiliary", self.objective.auxiliary_losses)
+        for number in range(1, self.n_aux_epochs + 1):
+            self.policy.set_training_mode(True)  # a callback may have evaluated the policy
+            epoch = update.epoch(buffer.minibatches(n_sequences))
+            report("on_aux_epoch_end", epoch=number, losses=mean_losses([epoch]))
+        self.objective.after_auxiliary_phase(self.policy)
+        self._n_aux_phases += 1
+        outcome = auxiliary_summary(self.policy, self.objective, buffer, n_sequences, micro_batch_size)
+        record_all(self.logger, "aux", {**mean_losses(update.epochs), **outcome, "learning_rate": update.learning_rate})
+        record_all(self.logger, "aux", {"n_phases": self._n_aux_phases, "seconds": time.perf_counter() - start})
+        report("on_aux_phase_end", epoch=self.n_aux_epochs)
+
+    # ---- updates ----
+
     def _prepare(self, latest: Rollout, kinds: Sequence[Kind]) -> None:
         """Prepare the latest rollout and replayed ones: value targets, advantages, value unit, the objective's data."""
         objective, replay, own = self.objective, self.replay, {*latest.arrays}
@@ -243,30 +267,6 @@ class PPG(PhasicAlgorithm):
         if self.is_warming_up:
             return plan[:1]
         return plan if objective.values_first else plan[::-1]  # E_V before E_π, as in the authors' code
-
-    def auxiliary_phase(self) -> None:
-        """Optimize L^joint = L^aux + β_clone E[KL(π_old, π)], and L^value, for E_aux epochs on the rollouts of the phase."""
-        start, buffer = time.perf_counter(), self.aux_buffer
-        callback = None if self.session is None else self.session.callback
-        report = partial(tell, callback, n_samples=buffer.n_samples, n_aux_epochs=self.n_aux_epochs)
-        if self.verbose >= 1:
-            print(f"Auxiliary phase: {self.n_aux_epochs} epochs over {buffer.n_samples:,} samples")
-        report("on_aux_phase_start", epoch=0)
-        n_sequences, micro_batch_size = self.prepare_sequences(), self.resolved_micro_batch_size()
-        record_references(self.policy, self.objective, buffer, n_sequences, micro_batch_size)  # π_old
-        update = self._begin_update("auxiliary", self.objective.auxiliary_losses)
-        for number in range(1, self.n_aux_epochs + 1):
-            self.policy.set_training_mode(True)  # a callback may have evaluated the policy
-            epoch = update.epoch(buffer.minibatches(n_sequences))
-            report("on_aux_epoch_end", epoch=number, losses=mean_losses([epoch]))
-        self.objective.after_auxiliary_phase(self.policy)
-        self._n_aux_phases += 1
-        outcome = auxiliary_summary(self.policy, self.objective, buffer, n_sequences, micro_batch_size)
-        record_all(self.logger, "aux", {**mean_losses(update.epochs), **outcome, "learning_rate": update.learning_rate})
-        record_all(self.logger, "aux", {"n_phases": self._n_aux_phases, "seconds": time.perf_counter() - start})
-        report("on_aux_phase_end", epoch=self.n_aux_epochs)
-
-    # ---- updates ----
 
     def _begin_update(self, kind: Literal["policy", "value", "auxiliary"], losses: Callable[..., Losses]) -> Update:
         optimizer, schedule = {

@@ -112,7 +112,7 @@ class Manager(ExperimentManager):
         if not is_search and (self.storage or self.study_name or self.trial_id is not None):
             print("Loading the best trial of the study" if self.trial_id is None else f"Loading trial {self.trial_id}")
             try:
-                trial = self.load_trial(self.storage, self.study_name, self.trial_id)
+                trial = self.load_trial(self.storage, self.study_name, self.trial_id)  # type: ignore[arg-type] # None fails
             except (KeyError, IndexError, ValueError) as error:
                 raise ArgumentError(
                     f"no such trial of study {self.study_name!r} in {self.storage}: {type(error).__name__}: {error}"
