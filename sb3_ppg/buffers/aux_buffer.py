@@ -159,7 +159,8 @@ class AuxBuffer:
         if needed > available:
             raise ArgumentError(
                 f"The observations of a phase take {needed:,} more bytes, but only {available:,} are available in {place}: "
-                f"reduce `n_policy_iterations`, `n_steps` or the number of environments, or {remedy}"
+                f"reduce `n_policy_iterations`, `n_steps`={rollout_buffer.buffer_size} or the number of environments "
+                f"({rollout_buffer.n_envs}), or {remedy}"
             )
 
     # ---- the auxiliary phase ----
