@@ -406,15 +406,11 @@ def leaves(space: spaces.Space, path: str = "") -> list[Leaf]:
     if isinstance(space, NESTED):
         prefix = f"{path}." if path else ""
         return [leaf for key, part in parts_of(space).items() for leaf in leaves(part, f"{prefix}{key}")]
-    if not isinstance(space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)):
-        remedy = "describe this choice by Box, Discrete, MultiDiscrete and MultiBinary spaces, in an ActionWrapper"
-    elif isinstance(space, spaces.Box) and not space.is_bounded():
-        remedy = "give it finite bounds"
-    elif math.prod(space.shape or ()) == 0:
-        remedy = "leave it out, it has no numbers"
-    else:
-        return [Leaf(path, space)]
-    raise ArgumentError(f"The action space has {space} at {path!r}, which cannot work: {remedy}")
+    is_leaf = isinstance(space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary))
+    if not is_leaf or math.prod(space.shape or ()) == 0 or (isinstance(space, spaces.Box) and not space.is_bounded()):
+        remedy = "use Box spaces with finite bounds, Discrete, MultiDiscrete and MultiBinary spaces, which have numbers"
+        raise ArgumentError(f"The action space has {space} at {path!r}, which cannot work: {remedy}")
+    return [Leaf(path, space)]
 
 
 def n_choices(space: spaces.Space) -> list[int]:

@@ -12,8 +12,6 @@ from typing import NamedTuple
 import torch as th
 from torch.nn import functional as F
 
-from sb3_ppg.errors import ArgumentError
-
 
 class Losses(NamedTuple):
     """
@@ -35,15 +33,8 @@ class Losses(NamedTuple):
 
     @property
     def values(self) -> th.Tensor:
-        """
-        All scalars, detached, shape (n_scalars,).
-
-        :raises ArgumentError: if one of them is not a scalar tensor
-        """
-        scalars = {"loss": self.total, **self.terms}
-        if wrong := [name for name, value in scalars.items() if not isinstance(value, th.Tensor) or value.dim() > 0]:
-            raise ArgumentError(f"Each of an objective's `Losses` must be a scalar tensor; change {', '.join(wrong)}")
-        return th.stack([*scalars.values()]).detach()
+        """All scalars, detached, shape (n_scalars,)."""
+        return th.stack([self.total, *self.terms.values()]).detach()
 
 
 def check_same_shape(**tensors: th.Tensor) -> None:

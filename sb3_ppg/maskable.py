@@ -7,7 +7,7 @@ import numpy as np
 import torch as th
 from gymnasium import spaces
 from sb3_contrib.common.maskable.buffers import MaskableDictRolloutBuffer, MaskableRolloutBuffer
-from sb3_contrib.common.maskable.distributions import MaskableDistribution, make_masked_proba_distribution
+from sb3_contrib.common.maskable.distributions import make_masked_proba_distribution
 from sb3_contrib.common.maskable.utils import get_action_masks, is_masking_supported
 from stable_baselines3.common.distributions import Distribution
 from stable_baselines3.common.policies import BasePolicy
@@ -42,11 +42,6 @@ class MaskablePhasicActorCriticPolicy(PhasicActorCriticPolicy):
     def make_action_distribution(self) -> Distribution:
         if self.distribution_class is None and not isinstance(self.action_space, NESTED):
             return make_masked_proba_distribution(self.action_space)
-        if self.distribution_class is not None and not issubclass(self.distribution_class, MaskableDistribution):
-            raise ArgumentError(
-                f"`distribution_class`={self.distribution_class.__name__} cannot work with masks: derive it from "
-                "sb3-contrib's MaskableDistribution"
-            )
         return super().make_action_distribution()
 
     def make_leaf_distribution(self, space: spaces.Space) -> Distribution:

@@ -38,9 +38,6 @@ class Prior:
 
     def __init__(self, agent: Any, model: PhasicInterface):
         self.name = type(agent).__name__
-        if not hasattr(getattr(agent, "policy", None), "get_distribution"):
-            remedy = "use a PPG, a PPO, or another algorithm with an action distribution like the model's"
-            raise ArgumentError(f"the agent is a {self.name}, which has none: {remedy}")
         theirs, ours = policy_signature(agent), policy_signature(model)
         if theirs != ours:
             raise ArgumentError(f"the agent has a {theirs}, the model a {ours}: use an agent like it")

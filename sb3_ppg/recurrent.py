@@ -15,7 +15,7 @@ from sb3_ppg.arguments import made_from
 from sb3_ppg.buffers.replay import RolloutReplay
 from sb3_ppg.buffers.rollout_buffers import SequenceDictRolloutBuffer, SequenceRolloutBuffer
 from sb3_ppg.buffers.rollouts import Rollout, batches, longest_equal_part
-from sb3_ppg.errors import ArgumentError, warn
+from sb3_ppg.errors import ArgumentError
 from sb3_ppg.policies.lstm import (
     RecurrentMultiInputPhasicActorCriticPolicy,
     RecurrentPhasicActorCriticCnnPolicy,
@@ -45,7 +45,6 @@ class RecurrentPPG(PPG):
 
     :param policy: "MlpLstmPolicy", "CnnLstmPolicy", "MultiInputLstmPolicy", or a subclass of
         ``RecurrentPhasicActorCriticPolicy``
-    :param env: The environment to learn from (if registered in Gym, can be str)
     :param recompute_states: Whether the auxiliary phase recomputes the LSTM states at the beginning of each sequence, by
         running the rollouts of the phase through the current network in order, from the states stored with the first rollout.
         After the phase, it runs the rollouts once more, and episodes continue with the resulting states. False: use the states
@@ -84,13 +83,6 @@ class RecurrentPPG(PPG):
         self.recompute_states = recompute_states
         positional = (learning_rate, n_steps, batch_size, n_epochs, gamma, gae_lambda, clip_range, *args)
         super().__init__(policy, env, *positional, **kwargs)
-        length = longest_equal_part(self.n_steps, self.batch_size) if self.env is not None else 1
-        if self.batch_size % length > 0:
-            warn(
-                f"With `n_steps`={self.n_steps} and `batch_size`={self.batch_size}, minibatches are made of sequences of "
-                f"{length} steps: they have {self.batch_size // length * length} samples. We recommend that one is a multiple "
-                "of the other."
-            )
 
     def _setup_model(self) -> None:
         super()._setup_model()

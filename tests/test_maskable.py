@@ -16,7 +16,7 @@ from stable_baselines3.common.vec_env import SubprocVecEnv, VecNormalize
 from sb3_ppg import PPG, ArgumentError, MaskablePPG, NormalizedRewardRolloutBuffer
 from sb3_ppg.errors import WorkerError
 from sb3_ppg.policies import MlpPolicy
-from sb3_ppg.training.preparing import record
+from sb3_ppg.training.preparing import record_references
 from tests.helpers import (
     MASKED_ACTIONS,
     SMALL,
@@ -105,7 +105,7 @@ def test_both_phases_know_the_masks_of_their_samples(actions):
     stored = model.aux_buffer.rollouts[0].arrays["action_masks"]
     assert stored.dtype == bool
     np.testing.assert_array_equal(stored, np.stack([inputs["action_masks"] for _, inputs in acts], axis=1))
-    record(model.policy, model.objective, model.aux_buffer, 1, None)
+    record_references(model.policy, model.objective, model.aux_buffer, 1, None)
     for batch in model.aux_buffer.minibatches(1):
         assert losses_of("auxiliary_losses", model, batch, value_unit=1.0).terms["kl"].item() == pytest.approx(0, abs=1e-7)
         taken = th.exp(batch.recorded[~batch.action_masks])

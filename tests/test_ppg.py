@@ -17,7 +17,7 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.utils import LinearSchedule
 
-from sb3_ppg import PPG, ArgumentError, MaskablePPG, NonFiniteLossError, PhasicCallback, RecurrentPPG
+from sb3_ppg import PPG, ArgumentError, MaskablePPG, NonFiniteLossError, PhasicCallback
 from sb3_ppg.errors import ADVISED, NonFiniteActionError
 from tests.helpers import (
     ROOT,
@@ -331,7 +331,6 @@ CONTRADICTORY_NETWORKS = [
     (dict(detach_value_in_aux_phase=True), "detach_value_in_aux_phase.*'dual'.*detached"),
     (dict(architecture="shared", share_features_extractor=False), "share_features_extractor.*'shared'.*dual"),
     (dict(architecture="detached", net_arch=dict(pi=[8], vf=[9])), "net_arch.*'detached'.*dual"),
-    (dict(detach_value_in_aux_phase="False"), "detach_value_in_aux_phase"),
 ]
 BATCH_NORM = dict(features_extractor_class=BatchNormExtractor)
 AVERAGED = dict(objective="ewma", objective_kwargs=dict(advantage_decay=0.5))
@@ -470,7 +469,6 @@ def test_an_evaluation_between_auxiliary_epochs_changes_nothing():
     [
         (PPG, "MlpPolicy", dict(learning_rate=2048), "`learning_rate`=2048 is above 1"),
         (PPG, "MlpPolicy", dict(aux_learning_rate=lambda progress: 3.0 * progress), "`aux_learning_rate`=3 is above 1"),
-        (RecurrentPPG, "MlpLstmPolicy", dict(batch_size=10), "sequences of 8 steps: they have 8 samples"),
     ],
 )
 def test_what_is_hardly_meant_warns_at_the_line_that_makes_the_model(cls, policy, kwargs, message):

@@ -5,7 +5,7 @@ import pytest
 import torch as th
 from gymnasium import spaces
 from sb3_contrib import MaskablePPO, RecurrentPPO
-from stable_baselines3 import PPO, SAC
+from stable_baselines3 import PPO
 from stable_baselines3.common.utils import LinearSchedule
 from stable_baselines3.common.vec_env import VecNormalize
 
@@ -192,7 +192,6 @@ def test_it_sees_observations_in_the_normalization_of_its_own_training():
 
 def test_what_cannot_be_a_prior_is_refused_by_name():
     cases = {
-        "the agent is a SAC, which has none": SAC("MlpPolicy", random_envs(action_space=BOX, n_envs=1), device="cpu"),
         "the agent has a DiagGaussian.*, the model a Categorical": PPO(
             "MlpPolicy", random_envs(action_space=BOX), device="cpu"
         ),

@@ -51,13 +51,6 @@ class DecoupledObjective(Objective):
         self.proximal.get_buffer("n_averaged").fill_(0)
         self.proximal.update_parameters(policy)  # the first is copied
 
-    def check(self, policy: PhasicActorCriticPolicy, arguments: Any) -> None:
-        super().check(policy, arguments)
-        for progress in (1.0, 0.0):
-            clip_range = arguments.clip_range(progress) if callable(arguments.clip_range) else arguments.clip_range
-            remedy = "the log-ratio is clipped at log(1 - `clip_range`); use less than 1, or None"
-            require(arguments, clip_range is None or clip_range < 1, "clip_range", remedy)
-
     def before_policy_phase(self, policy: PhasicActorCriticPolicy) -> None:
         self.restart(policy)
 

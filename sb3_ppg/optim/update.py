@@ -144,6 +144,7 @@ def optimize_epoch(
     records: list[th.Tensor] = []
     sizes: list[int] = []
     log_ratios: list[th.Tensor] = []
+    stopped = False
 
     def eager(minibatch: Minibatch) -> Gradient:
         if adversary is not None:
@@ -161,8 +162,11 @@ def optimize_epoch(
             records.append(th.cat([gradient.values, norm.unsqueeze(-1)], dim=-1).flatten())
             log_ratios.append(gradient.log_ratio)
             sizes += [gradient.size] * max(1, gradient.n_steps)
-            if stopped := target_kl is not None and exceeds_target_kl(gradient.log_ratio, target_kl):
-                break
+            if target_kl is not None:
+                approx_kl = approximate_kl(gradient.log_ratio)
+                average_over_processes([approx_kl])
+                if stopped := bool(approx_kl > 1.5 * target_kl):
+                    break
             if not gradient.n_steps:
                 optimizer.step()
             if after_step is not None:
@@ -218,13 +222,6 @@ def _average_and_clip(gradient: Gradient, parameters: list[nn.Parameter], max_gr
     if max_grad_norm is not None:
         nn.utils.clip_grads_with_norm_(parameters, max_grad_norm, norm)
     return norm
-
-
-def exceeds_target_kl(log_ratio: th.Tensor, target_kl: float) -> bool:
-    """Return whether the approximate KL of a minibatch, over all processes, exceeds 1.5 times the target, as in SB3's PPO."""
-    approx_kl = approximate_kl(log_ratio)
-    average_over_processes([approx_kl])
-    return bool(approx_kl > 1.5 * target_kl)
 
 
 def _culprit(table: np.ndarray, losses: list[str], weights: np.ndarray, parameters: list[str]) -> str:

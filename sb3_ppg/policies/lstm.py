@@ -116,9 +116,6 @@ class RecurrentPhasicActorCriticPolicy(PhasicActorCriticPolicy, RecurrentActorCr
     ``net_arch`` come after the LSTM, and policy and value function have their own. Arguments that are not listed here are
     those of ``PhasicActorCriticPolicy``.
 
-    :param observation_space: Observation space
-    :param action_space: Action space
-    :param lr_schedule: Learning rate schedule (could be constant)
     :param architecture: Default: "detached" with ``shared_lstm``, else "dual"
     :param lstm_hidden_size: Number of hidden units for each LSTM layer
     :param n_lstm_layers: Number of LSTM layers
@@ -207,15 +204,11 @@ class RecurrentPhasicActorCriticPolicy(PhasicActorCriticPolicy, RecurrentActorCr
         auxiliary: bool = False,
     ) -> Evaluation:
         """
-        Run the networks, each at most once, on sequences.
+        Run the networks on sequences, see ``PhasicActorCriticPolicy.evaluate``.
 
-        :param obs: Observation
         :param lstm_states: states before each sequence. None: each observation is the first of an episode
         :param episode_starts: 1 where an episode begins, else 0, (B,)
-        :param reads: fields of ``Evaluation`` that the caller reads. With "lstm_states", sequences run step by step, as in
-            sb3-contrib
-        :param auxiliary: whether this is for the auxiliary phase
-        :return: at least these fields
+        :param reads: with "lstm_states", sequences run step by step, as in sb3-contrib
         """
         if lstm_states is None or episode_starts is None:
             batch_size = n_samples(obs)
@@ -285,10 +278,8 @@ class RecurrentPhasicActorCriticPolicy(PhasicActorCriticPolicy, RecurrentActorCr
         """
         Choose actions, with sb3-contrib's arguments.
 
-        :param observation: observation of one environment, or of several
         :param state: hidden and cell states of the policy's LSTM, (n_layers, n_envs, hidden size) each. None: zeros
         :param episode_start: whether an episode begins, with states of zero, (n_envs,). None: no episode begins
-        :param deterministic: Whether to take the most likely actions
         :return: actions as environments take them, and the states for the next call
         """
         self.set_training_mode(False)

@@ -39,7 +39,7 @@ from sb3_ppg.actions import (
     flat_space,
     with_python_integers,
 )
-from sb3_ppg.arguments import FLAG, check_value, choice, optional
+from sb3_ppg.arguments import check_value, choice
 from sb3_ppg.arrays import map_arrays
 from sb3_ppg.errors import ArgumentError, NonFiniteActionError
 from sb3_ppg.policies.extractors import ImpalaCNN, init_normed
@@ -105,9 +105,6 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
 
     Arguments that are not listed here are those of SB3's ``ActorCriticPolicy``.
 
-    :param observation_space: Observation space
-    :param action_space: Action space
-    :param lr_schedule: Learning rate schedule (could be constant)
     :param architecture: ``"dual"``: two networks (the paper's default); ``"detached"``: one network, the value gradient
         stops at its last shared layer in the policy phase (the paper's single-network variant); ``"shared"``: one network,
         nothing detached
@@ -123,7 +120,6 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
         constructed with the action space. Default: SB3's distribution for the action space
     :param n_reward_components: K, the number of values of each value head for vector rewards; set by the algorithm. None:
         scalar rewards
-    :param kwargs: further arguments of SB3's ``ActorCriticPolicy``
     :raises ArgumentError: (a ``ValueError``) for arguments that contradict each other
     """
 
@@ -341,7 +337,6 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
 
         :param learning_rate: initial learning rate
         :param parameters: parameters to optimize; those that are in no group of ``optimizer`` join its first one
-        :raises ArgumentError: if the class needs more than the options that its optimizer has
         """
         cls: Any = type(self.optimizer)
         parameters, known = list(parameters), inspect.signature(cls).parameters
@@ -359,13 +354,7 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
                 group["fused"] = None
         options = {name: value for name, value in self.optimizer.defaults.items() if name in known and name != "lr"}
         options = self.optimizer_kwargs if cls is self.optimizer_class else options
-        try:
-            return cls([group for group in groups if group["params"]], lr=learning_rate, **options)
-        except TypeError as error:
-            raise ArgumentError(
-                f"`policy`={type(self).__name__} has an optimizer of its own, and no {cls.__name__} can be made for the other "
-                f"epochs ({error}): override `make_optimizer`, see docs/guides/own_networks.md"
-            ) from error
+        return cls([group for group in groups if group["params"]], lr=learning_rate, **options)
 
     @property
     def value_unit(self) -> float:
@@ -486,14 +475,7 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
     # ---- derived from `evaluate`; the context is its arguments after the observations ----
 
     def forward(self, obs: PyTorchObs, deterministic: bool = False, **context: Any) -> tuple[th.Tensor, th.Tensor, th.Tensor]:
-        """
-        Act, and predict values.
-
-        :param obs: Observation
-        :param deterministic: Whether to take the most likely actions
-        :param context: further arguments of ``evaluate``
-        :return: actions, (B, ...); V(s), (B, 1); log π(a|s), (B,)
-        """
+        """Return actions, (B, ...); V(s), (B, 1); log π(a|s), (B,)."""
         return self._act(self.evaluate(obs, **context), deterministic)
 
     def _act(self, evaluation: Evaluation, deterministic: bool) -> tuple[th.Tensor, th.Tensor, th.Tensor]:
@@ -520,10 +502,7 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
     # ---- batches of a rollout, or of the auxiliary phase ----
 
     def network_inputs(self, batch: Any) -> tuple:
-        """
-        :param batch: samples of a rollout, with the fields ``observations``, (B, ...), and ``input_keys``
-        :return: arguments of ``evaluate``
-        """
+        """Return the arguments of ``evaluate`` from a batch, which has ``observations``, (B, ...), and ``input_keys``."""
         return (batch.observations,)
 
     def evaluate_batch(self, batch: Any, *, reads: Collection[str] = ALL_FIELDS, auxiliary: bool = False) -> Evaluation:
@@ -573,12 +552,8 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
         **context: Any,
     ) -> tuple[np.ndarray, tuple[np.ndarray, ...] | None]:
         """
-        Choose actions, with SB3's arguments.
+        Choose actions, with SB3's arguments, of which ``state`` and ``episode_start`` have no effect.
 
-        :param observation: observation of one environment, or of several
-        :param state: returned unchanged
-        :param episode_start: has no effect
-        :param deterministic: Whether to take the most likely actions
         :param context: further arguments of ``evaluate``
         :return: actions as environments take them, and ``state``
         """
@@ -654,8 +629,6 @@ def _check_overrides(cls: type) -> None:
 
 def _check_architecture(architecture: Any, detach_value_in_aux_phase: Any, share_features_extractor: Any) -> None:
     check_value("architecture", architecture, choice(*get_args(Architecture)))
-    check_value("detach_value_in_aux_phase", detach_value_in_aux_phase, FLAG)
-    check_value("share_features_extractor", share_features_extractor, optional(FLAG, "to follow `architecture`"))
     if detach_value_in_aux_phase and architecture != "detached":
         raise ArgumentError(
             f"`detach_value_in_aux_phase`=True has no meaning with `architecture`={architecture!r}: "

@@ -7,7 +7,6 @@ import gymnasium as gym
 import numpy as np
 import torch as th
 from gymnasium import spaces
-from stable_baselines3.common.type_aliases import PyTorchObs
 from stable_baselines3.common.utils import obs_as_tensor
 
 from sb3_ppg.actions import by_leaf
@@ -24,7 +23,7 @@ from sb3_ppg.environments.watched import normalizers
 from sb3_ppg.errors import ArgumentError, warn
 from sb3_ppg.objectives import Objective, objective_name
 from sb3_ppg.phasic_interface import PhasicInterface
-from sb3_ppg.policies import PhasicActorCriticPolicy, VectorValueHead
+from sb3_ppg.policies import VectorValueHead
 from sb3_ppg.policies.extractors import looks_at_the_batch
 
 COMPOSED = (spaces.Tuple, spaces.Dict, spaces.Sequence, spaces.Graph, spaces.Text, spaces.OneOf)  # of other spaces or lengths
@@ -64,9 +63,7 @@ def check_environment(env: Any) -> None:
     space: Any = getattr(env, "single_observation_space", getattr(env, "observation_space", None))
     parts = space.values() if isinstance(space, spaces.Dict) else [space]
     if any(isinstance(part, COMPOSED) for part in parts):
-        remedy = "derive a wrapper from gymnasium.ObservationWrapper that gives a Box, or a Dict of Boxes"
-        if space.is_np_flattenable:
-            remedy = "wrap each environment in gymnasium.wrappers.FlattenObservation, which makes vectors of them"
+        remedy = "use gymnasium.wrappers.FlattenObservation, or an ObservationWrapper that gives a Box or a Dict of Boxes"
         raise NotImplementedError(f"{space} observations are not supported (nested, or of varying size): {remedy}")
 
 
@@ -113,18 +110,15 @@ def check_networks(model: PhasicInterface) -> None:
 def check_value_warmup(model: PhasicInterface) -> None:
     """Refuse a warm-up of the value function that would train the policy."""
     if model.n_value_warmup > 0:
-        observations = obs_as_tensor(smallest_observations(model.rollout_buffer, 2), model.device)
+        policy = model.policy
+        policy.set_training_mode(False)
+        observations: Any = obs_as_tensor(smallest_observations(model.rollout_buffer, 2), model.device)
+        outputs = policy.evaluate_values(observations), policy.actions.parameters(policy.evaluate(observations).distribution)
+        parameters = [parameter for parameter in policy.parameters() if parameter.requires_grad]
+        reached = [th.autograd.grad(output.sum(), parameters, allow_unused=True) for output in outputs]
+        is_shared = any(by_value is not None and by_policy is not None for by_value, by_policy in zip(*reached, strict=True))
         remedy = "the value function shares layers with the policy, which would change; use separate networks, or 0"
-        require(model, not value_loss_moves_policy(model.policy, observations), "n_value_warmup", remedy)
-
-
-def value_loss_moves_policy(policy: PhasicActorCriticPolicy, observations: PyTorchObs) -> bool:
-    """Return whether the losses of the value function alone have a gradient in a parameter that π(.|s) depends on."""
-    parameters = [parameter for parameter in policy.parameters() if parameter.requires_grad]
-    policy.set_training_mode(False)
-    outputs = policy.evaluate_values(observations), policy.actions.parameters(policy.evaluate(observations).distribution)
-    reached = [th.autograd.grad(output.sum(), parameters, allow_unused=True) for output in outputs]
-    return any(both[0] is not None and both[1] is not None for both in zip(*reached, strict=True))
+        require(model, not is_shared, "n_value_warmup", remedy)
 
 
 def check_objective(model: PhasicInterface) -> None:

@@ -30,7 +30,16 @@ def start_together(model: PhasicInterface, settings: dict[str, Any]) -> None:
             own, used = zip(*gather((gpu_name(th.device("cuda")), gpu_name(model.device))), strict=True)
             if len(set(used)) < len(set(own)):
                 raise ArgumentError(f"`device`={str(model.device)!r} is one GPU for several processes: use device='auto'")
-        _share_state(model)
+        running = list(all_statistics(model.env).values())
+        if isinstance(model.rollout_buffer, NormalizedRewardRolloutBuffer):
+            running.append(model.rollout_buffer.reward_normalizer.return_rms)
+        # Through the CPU: else each process would unpickle them on the GPU of process 0
+        parameters = map_arrays(lambda leaf: leaf.cpu() if isinstance(leaf, th.Tensor) else leaf, model.get_parameters())
+        parameters, moments = broadcast((parameters, list(map(_moments, running))))
+        if rank() > 0:
+            model.set_parameters(parameters, device=model.device)
+            for rms, first in zip(running, moments, strict=True):
+                rms.mean, rms.var, rms.count = first
         seed_apart(model.device)
 
 
@@ -51,20 +60,6 @@ def _settings(model: PhasicInterface) -> dict[str, Any]:
         "networks": {name: tuple(weight.shape) for name, weight in policy.state_dict().items()},
         "VecNormalize": list(all_statistics(env)),
     }
-
-
-def _share_state(model: PhasicInterface) -> None:
-    """Copy weights, optimizers and statistics of observations and rewards from process 0."""
-    running = list(all_statistics(model.env).values())
-    if isinstance(model.rollout_buffer, NormalizedRewardRolloutBuffer):
-        running.append(model.rollout_buffer.reward_normalizer.return_rms)
-    # Through the CPU: else each process would unpickle them on the GPU of process 0
-    parameters = map_arrays(lambda leaf: leaf.cpu() if isinstance(leaf, th.Tensor) else leaf, model.get_parameters())
-    parameters, moments = broadcast((parameters, list(map(_moments, running))))
-    if rank() > 0:
-        model.set_parameters(parameters, device=model.device)
-        for rms, first in zip(running, moments, strict=True):
-            rms.mean, rms.var, rms.count = first
 
 
 class _Report(NamedTuple):

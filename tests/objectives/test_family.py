@@ -189,7 +189,6 @@ REFUSED = [
     ("dna", dict(objective_kwargs=dict(constraint="l2")), "`constraint`='l2' cannot work"),
     ("dna", dict(objective_kwargs=dict(td_lambda=2)), "`td_lambda`=2 cannot work"),
     ("dna", dict(recompute_advantages=True), "`recompute_advantages`=True cannot work: DistillationObjective has its own"),
-    ("ppg_ewma", dict(clip_range=lambda progress: 2 - 1.9 * progress), "`clip_range`=.* cannot work"),
     ("dna", dict(env=random_envs(action_space=NESTED), objective_kwargs=dict(constraint="logits")), "constraint.* Dict"),
     ("ppg_ewma", dict(objective_kwargs=dict(decay=1.0)), "`decay`=1.0 cannot work"),
     ("ppg_ewma", dict(objective_kwargs=dict(importance_limit=0.5)), "`importance_limit`=0.5 cannot work"),

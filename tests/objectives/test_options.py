@@ -7,10 +7,9 @@ import pytest
 import torch as th
 from stable_baselines3.common.env_util import make_vec_env
 from torch import nn
-from torch.nn import functional as F
 
 from sb3_ppg import PPG, ArgumentError, PhasicCallback
-from sb3_ppg.objectives import Coefficients, DecoupledObjective, Losses, Objective
+from sb3_ppg.objectives import Coefficients, DecoupledObjective, Objective
 from tests.helpers import SMALL, WITH_CONTEXT, make_kind, saved_and_loaded
 from tests.saving.small_models import same
 
@@ -180,18 +179,3 @@ class Keeps(Objective):
 def test_keeping_the_policy_would_train_its_parameters_twice(part):
     with pytest.raises(ArgumentError, match=r"weight.* would be trained twice per step: use the policy that each"):
         PPG("MlpPolicy", "CartPole-v1", objective=Keeps, objective_kwargs=dict(part=part), **ONE_PHASE)
-
-
-@pytest.mark.parametrize("wrong", ["a term", "the total", "a term per sample"])
-@pytest.mark.parametrize("micro_batch_size", [None, 4])
-def test_losses_are_scalar_tensors(wrong, micro_batch_size):
-    class Floats(Objective):
-        def evaluated_losses(self, policy, evaluation, batch, coefficients):
-            paper = super().evaluated_losses(policy, evaluation, batch, coefficients)
-            per_sample = F.mse_loss(evaluation.latent_pi, evaluation.latent_pi, reduction="none")
-            own = per_sample if wrong == "a term per sample" else 1.5
-            return Losses(2.5 if wrong == "the total" else paper.total, {**paper.terms, "own_term": own})
-
-    model = PPG("MlpPolicy", "CartPole-v1", objective=Floats, micro_batch_size=micro_batch_size, **ONE_PHASE)
-    with pytest.raises(ArgumentError, match=r"must be a scalar tensor; change (own_term|loss)"):
-        model.learn(8)

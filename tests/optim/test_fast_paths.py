@@ -17,7 +17,7 @@ from sb3_ppg import PPG, ImpalaCNN, MaskablePPG
 from sb3_ppg.actions import unvalidated_distributions
 from sb3_ppg.arrays import split
 from sb3_ppg.optim.compiled import tracing
-from sb3_ppg.training.preparing import record
+from sb3_ppg.training.preparing import record_references
 from tests.helpers import (
     SMALL,
     VECTOR,
@@ -59,7 +59,7 @@ def gradients(model: PPG, micro_batch_size: int | None) -> dict[str, dict[str, t
     batch = first_batch(model, model.batch_size)
     if not len(model.aux_buffer):
         model.aux_buffer.add(model.latest_rollout().kept(model.aux_keys))
-        record(model.policy, model.objective, model.aux_buffer, 2, model.resolved_micro_batch_size())
+        record_references(model.policy, model.objective, model.aux_buffer, 2, model.resolved_micro_batch_size())
         with th.no_grad():  # for the KL not to be zero
             for parameter in parameters.values():
                 parameter.mul_(1.05)

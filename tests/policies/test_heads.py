@@ -7,10 +7,10 @@ from gymnasium import spaces
 from stable_baselines3.common.distributions import CategoricalDistribution
 from torch import nn
 
-from sb3_ppg import PPG, ArgumentError, MaskablePPG, MlpPolicy, RecurrentPPG
+from sb3_ppg import PPG, ArgumentError, MlpPolicy, RecurrentPPG
 from sb3_ppg.objectives import Objective
 from sb3_ppg.policies import ValueHead, head_loss
-from tests.helpers import KINDS, VECTOR, WITH_CONTEXT, learn_and_log, masked_envs, names_of, random_envs, untrained
+from tests.helpers import KINDS, VECTOR, WITH_CONTEXT, learn_and_log, names_of, random_envs, untrained
 
 SMALL = dict(n_steps=32, batch_size=32, n_epochs=1, n_policy_iterations=2, n_aux_epochs=1, seed=0, device="cpu")
 
@@ -192,8 +192,6 @@ class Unknown(CategoricalDistribution.__base__):
         return th.nn.Linear(latent_dim, 1)
 
 
-def test_distributions_that_cannot_work_are_refused_when_the_model_is_made():
+def test_a_distribution_of_an_unknown_kind_is_refused_when_the_model_is_made():
     with pytest.raises(ArgumentError, match=r"No exact KL divergence is known for Unknown.*actions\.register\(Unknown"):
         PPG("MlpPolicy", "CartPole-v1", policy_kwargs=dict(distribution_class=Unknown))
-    with pytest.raises(ArgumentError, match=r"`distribution_class`=Unknown cannot work with masks"):
-        MaskablePPG("MlpPolicy", masked_envs(), policy_kwargs=dict(distribution_class=Unknown))
