@@ -72,23 +72,13 @@ class Actions:
 
     @abstractmethod
     def kl(self, distribution: Any, first: th.Tensor, second: th.Tensor) -> th.Tensor:
-        """
-        Return KL(first, second), exact, summed over action dimensions.
-
-        :param distribution: one of this kind, for its structure
-        :param first: parameters, (B, P)
-        :param second: parameters, (B, P)
-        :return: (B,), in nats
-        """
+        """Return KL(first, second) of two policies' ``parameters``, exact, summed over action dimensions, (B,), in nats."""
 
     def kl_divergence(self, distribution: Any, old_parameters: th.Tensor, reverse: bool = False) -> th.Tensor:
         """
-        Return KL(π_old(.|s), π(.|s)), exact, old policy first, summed over action dimensions: the cloning term.
+        Return the cloning term KL(π_old(.|s), π(.|s)), (B,), in nats, from ``parameters`` of π_old.
 
-        :param distribution: π, differentiable
-        :param old_parameters: ``parameters`` of π_old, (B, P)
         :param reverse: KL(π(.|s), π_old(.|s)) instead
-        :return: (B,), in nats
         :raises ValueError: for parameters of another shape
         """
         parameters = self.parameters(distribution)
@@ -96,13 +86,7 @@ class Actions:
         return self.kl(distribution, *((parameters, old_parameters) if reverse else (old_parameters, parameters)))
 
     def entropy(self, distribution: Any, actions: th.Tensor) -> th.Tensor | None:
-        """
-        Return the entropy that the entropy bonus rewards.
-
-        :param distribution: π(.|s)
-        :param actions: as ``from_buffer`` gives them
-        :return: (B,), in nats, or None where it has no closed form
-        """
+        """Return the entropy that the entropy bonus rewards, (B,), in nats, or None where it has no closed form."""
         return distribution.entropy()
 
     def prior_kl(self, distribution: Any, prior_parameters: th.Tensor) -> th.Tensor:
@@ -111,12 +95,8 @@ class Actions:
 
     def weigh(self, argument: Literal["ent_coef", "prior_coef"], coef: Any, device: th.device) -> float:
         """
-        Make ``entropy`` or ``prior_kl`` weigh the parts of the actions, if their coefficient has a number for each.
-
-        :param argument: argument of the algorithm
-        :param coef: its value
-        :param device: device of the losses
-        :return: factor of ``entropy`` or ``prior_kl`` in the losses
+        Make ``entropy`` or ``prior_kl`` weigh the parts of the actions, if their coefficient has a number for each. Return the
+        factor of ``entropy`` or ``prior_kl`` in the losses.
         """
         return coef
 
@@ -153,19 +133,13 @@ class Actions:
         return 2 * (actions.double() - low) / th.where(high > low, high - low, 1.0) - 1
 
     def for_step(self, actions: th.Tensor) -> Any:
-        """
-        :param actions: samples of the distribution, (n_envs, ...)
-        :return: the same as ``VecEnv.step`` takes them: an array, (n_envs, ...); for a nested space a list
-        """
+        """Return samples, (n_envs, ...), as ``VecEnv.step`` takes them: an array; for a nested space a list."""
         return self.for_environments(actions.cpu()).numpy()
 
     def check_conversion(self, distribution: Distribution) -> None:
-        """
-        :param distribution: of this kind, for the message
-        :raises ArgumentError: if ``for_environments`` does not undo ``from_environments``
-        """
+        """Raise an ``ArgumentError`` if ``for_environments`` does not undo ``from_environments``."""
         low, high = bounds(self.space)
-        low = np.where(np.isfinite(low), low, np.minimum(high, 1.0) - 2.0) + np.zeros(self.shape)
+        low = np.where(np.isfinite(low), low, np.minimum(high, 1.0) - 2.0) + np.zeros(self.space.shape)
         high = np.where(np.isfinite(high), high, low + 2.0)
         examples = low + np.array([0.0, 0.3, 0.5, 1.0]).reshape(-1, *[1] * low.ndim) * (high - low)
         actions = th.as_tensor(examples, device="cpu").to(dtype_of(self.space))
@@ -188,10 +162,7 @@ class Actions:
         return actions
 
     def features(self, actions: th.Tensor) -> th.Tensor:
-        """
-        :param actions: as ``from_buffer`` gives them
-        :return: as networks take them, (B, n_features)
-        """
+        """Return actions that ``from_buffer`` gave as networks take them, (B, n_features)."""
         return actions
 
 

@@ -135,12 +135,7 @@ def to_onnx(model: PPG, path: str | Path, vec_normalize: VecNormalize | None = N
     """
     policy = DeterministicPolicy(model, vec_normalize)
     axes = tuple({1 if name in ("hidden", "cell") else 0: "n_envs"} for name in policy.input_names)
-    with (
-        missing_extras_named(),
-        th.no_grad(),
-        warnings.catch_warnings(),
-        atomic_writes(Path(path)) as (temporary,),
-    ):
+    with missing_extras_named(), th.no_grad(), warnings.catch_warnings(), atomic_writes(Path(path)) as (temporary,):
         warnings.simplefilter("ignore")  # warnings of torch's exporter about itself
         th.onnx.export(
             policy,

@@ -66,7 +66,6 @@ class Player:
         Choose actions, with the arguments of the model's ``predict``. In steps where an environment takes a sample, a second
         pass through the networks draws it.
 
-        :param context: ``action_masks``, where the model takes them
         :raises ArgumentError: for an ``epsilon`` if all actions are samples
         """
         if self.epsilon > 0 and not deterministic:

@@ -124,9 +124,8 @@ class RecurrentPPG(PPG):
 
     def _recompute_states(self) -> RNNStates:
         """
-        Recompute the stored states at the beginning of each sequence whose preceding rollout is stored as well.
-
-        :return: states of the current network after the last rollout
+        Recompute the stored states at the beginning of each sequence whose preceding rollout is stored as well. Return the
+        states of the current network after the last rollout.
         """
         self.policy.set_training_mode(False)
         rollouts, n_sequences = self.aux_buffer.rollouts, longest_equal_part(self.n_envs, self.prepare_sequences())

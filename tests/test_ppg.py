@@ -384,9 +384,7 @@ def test_a_phase_that_the_machine_cannot_hold_is_refused(monkeypatch, tmp_path, 
     monkeypatch.setattr("psutil.virtual_memory", lambda: room)
     monkeypatch.setattr("shutil.disk_usage", lambda path: room)
     place, remedy = ("memory", "storage='mmap'") if storage == "memory" else (f"the disk of {tmp_path}/new", "another disk")
-    with pytest.raises(
-        ArgumentError, match=rf"{needed:,} more.*{needed - 1:,} .* in {place}.*`n_steps`=16.*{remedy}"
-    ):
+    with pytest.raises(ArgumentError, match=rf"{needed:,} more.*{needed - 1:,} .* in {place}.*`n_steps`=16.*{remedy}"):
         model.learn(16)
     assert model.num_timesteps == 0
     room.available = room.free = needed

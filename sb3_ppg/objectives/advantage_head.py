@@ -97,10 +97,8 @@ class OrderObjective(AdvantageHeadObjective):
     frame came first in its episode. The policy network learns features from which this cannot be predicted.
 
     The level of a frame is the entry ``level_key`` of the environment's infos. Without this entry, each episode is a level.
+    Arguments that are not listed here are those of ``AdvantageHeadObjective``.
 
-    :param policy: policy in training, with ``architecture="dual"``
-    :param advantage_coef: see ``AdvantageHeadObjective``
-    :param value_frequency: see ``AdvantageHeadObjective``
     :param order_coef: weight of the policy network's loss against the adversary
     :param hidden_size: units of the adversary's hidden layer. 0: the adversary is linear
     :param level_key: key of the level in the infos of a step, for the observation that the step returns

@@ -72,7 +72,6 @@ class DynamicsObjective(DelayedCriticObjective):
     As in the authors' code, a transition across the end of an episode counts as true, and for Discrete actions, a~ is drawn
     from the other actions by their frequencies in the minibatch. For other action spaces, it is the action of another sample.
 
-    :param policy: policy in training, with ``architecture="shared"``
     :param value_distance_coef: see ``DelayedCriticObjective``
     :param dynamics_coef: weight of the discriminator's loss in the auxiliary phase
     :param hidden_size: units of each of its two hidden layers

@@ -27,7 +27,6 @@ class DecoupledObjective(Objective):
     The paper's objective for data of older policies: clipping and KL penalty refer to a proximal policy, the policy before the
     update, and importance weights correct for the policy that collected the data. With fresh data, it equals the paper's.
 
-    :param policy: policy in training
     :param importance_limit: the largest importance weight π / π_behavior
     :param value_clip: see ``Objective``
     :raises ArgumentError: for a limit below one
@@ -81,7 +80,6 @@ class EWMAObjective(DecoupledObjective):
     since the last auxiliary phase, with bias-corrected weights. Batch size and age of the data then become free choices, see
     the paper.
 
-    :param policy: policy in training
     :param center_of_mass: decay / (1 - decay) of the average, in optimizer steps. The authors recommend 8, the number of
         minibatches in their iteration
     :param decay: decay of the average, instead of ``center_of_mass``

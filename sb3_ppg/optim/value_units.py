@@ -41,13 +41,7 @@ def set_value_units(
     mean: float | np.ndarray,
     std: float | np.ndarray,
 ) -> None:
-    """
-    Change the units of both heads; the values that they predict stay the same.
-
-    :param mean: the value that is zero in the new unit, in the units of the (normalized) return; one number, or one for each
-        component
-    :param std: the new unit, in the same units and shape
-    """
+    """Change the units of both heads, see ``HasUnits``; the values that they predict stay the same."""
     for head in (policy.value_net, policy.aux_value_net):
         factor = head.change_units(mean, std)
         for optimizer in optimizers:

@@ -80,14 +80,7 @@ class Evaluation(NamedTuple):
 
 
 class AuxiliaryEvaluation(NamedTuple):
-    """
-    Distribution and values that the auxiliary phase trains.
-
-    :param distribution: π(.|s)
-    :param aux_values: values of the auxiliary value head, (B,); for vector rewards (B, K)
-    :param values: V(s), values of the true value function, in the same shape
-    :param latent_pi: features that the heads of the policy's network read, (B, latent_dim_pi)
-    """
+    """Distribution, values of both heads, (B,) or for vector rewards (B, K), and ``Evaluation.latent_pi``."""
 
     distribution: Distribution
     aux_values: th.Tensor
@@ -429,8 +422,8 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
 
     def _get_action_dist_from_latent(self, latent_pi: th.Tensor) -> Distribution:
         """
-        Return the distribution as a new object, unlike SB3, so that a thread that predicts does not change the distribution of
-        a thread that trains. As in SB3, ``action_dist`` has the latest distribution.
+        Return the distribution as a new object, unlike SB3, so that a thread that predicts does not change that of a thread
+        that trains. As in SB3, ``action_dist`` has the latest distribution.
         """
         distribution = copy.copy(self._action_dist)
         parameters = [self.action_net(latent_pi)]
