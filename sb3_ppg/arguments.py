@@ -96,6 +96,7 @@ def optional(rule: Rule, meaning: str = "to do without") -> Rule:
 
 FLAG = Rule(lambda value: isinstance(value, (bool, np.bool_)), "use True or False")
 FINITE = Rule(is_number, "use a finite number")
+BELOW_ONE = Rule(lambda value: is_number(value) and 0 <= value < 1, "use a number from 0 to below 1")
 RULES: dict[str, Rule] = {
     **dict.fromkeys(("n_steps", "batch_size", "n_epochs", "n_policy_iterations", "stats_window_size"), count()),
     **dict.fromkeys(("n_value_epochs", "aux_batch_size"), optional(count())),
@@ -150,7 +151,7 @@ RULES: dict[str, Rule] = {
     "temperature": number(0, exclusive=True),
     # Recorded data
     **dict.fromkeys(("tau", "lmbda", "random_episodes"), number(0, 1)),
-    "threshold": Rule(lambda value: is_number(value) and 0 <= value < 1, "use a number from 0 to below 1"),
+    "threshold": BELOW_ONE,
     **dict.fromkeys(("phi", "latent_kl_coef", "logit_penalty_coef", "noise"), number(0)),
     **dict.fromkeys(("n_train_samples", "n_play_samples"), count()),
     # Replay

@@ -194,7 +194,6 @@ def test_a_worker_that_dies_while_it_is_asked_for_masks_is_named():
 def test_what_cannot_work_is_refused_by_name():
     for policy, kwargs, message in (
         (MlpPolicy, {}, "is not for MaskablePPG: use one of 'MlpPolicy'"),
-        ("MlpLstmPolicy", {}, "'MlpLstmPolicy' is not for MaskablePPG: use one of 'MlpPolicy'"),
         ("MlpPolicy", dict(rollout_buffer_class=NormalizedRewardRolloutBuffer), "class`=.*MaskableRolloutBuffer"),
     ):
         with pytest.raises(ArgumentError, match=message):

@@ -287,9 +287,7 @@ def test_what_cannot_work_is_refused_by_name():
     for policy_kwargs, message in (
         (dict(architecture="dual", shared_lstm=True), "shared_lstm.*contradicts.*'dual'.*'detached'"),
         (dict(architecture="shared", shared_lstm=False), "shared_lstm.*contradicts.*'shared'.*'dual'"),
-        (dict(architecture="single"), "`architecture`='single' cannot work"),
         (dict(lstm_kwargs=dict(bidirectional=True)), "lstm_kwargs.*bidirectional"),
-        (dict(shared_lstm=True, share_features_extractor=False), "share_features_extractor.*contradicts"),
     ):
         with pytest.raises((ArgumentError, TypeError), match=message):
             make(policy_kwargs=policy_kwargs)

@@ -13,9 +13,8 @@ import torch as th
 from torch.optim.swa_utils import AveragedModel
 
 from sb3_ppg import losses
-from sb3_ppg.arguments import check_value, is_number, number, require
+from sb3_ppg.arguments import BELOW_ONE, check_value, number, require
 from sb3_ppg.distributed import moments, n_processes
-from sb3_ppg.errors import ArgumentError
 from sb3_ppg.objectives.paper import MAX_WEIGHT, Coefficients, Objective, replays, weights_of
 from sb3_ppg.policies import PhasicActorCriticPolicy
 
@@ -105,9 +104,8 @@ class EWMAObjective(DecoupledObjective):
     ) -> None:
         check_value("center_of_mass", center_of_mass, number(0, MAX_WEIGHT))
         decay = center_of_mass / (1 + center_of_mass) if decay is None else decay
-        for name, value in (("decay", decay), ("advantage_decay", advantage_decay)):
-            if not (is_number(value) and 0 <= value < 1):
-                raise ArgumentError(f"`{name}`={value!r} cannot work: use a number in [0, 1)")
+        check_value("decay", decay, BELOW_ONE)
+        check_value("advantage_decay", advantage_decay, BELOW_ONE)
         self.decay = float(decay)
         self.advantage_decay = advantage_decay
         super().__init__(policy, importance_limit, value_clip)

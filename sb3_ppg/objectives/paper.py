@@ -10,7 +10,7 @@ from stable_baselines3.common.distributions import Distribution
 from torch import nn
 
 from sb3_ppg import losses
-from sb3_ppg.arguments import check_value, made_from, number, require
+from sb3_ppg.arguments import check_value, made_from, number, optional, require
 from sb3_ppg.arrays import parameters_of
 from sb3_ppg.buffers.replay import RolloutReplay
 from sb3_ppg.buffers.rollouts import Rollout
@@ -99,10 +99,8 @@ class Objective(nn.Module):
         self, policy: PhasicActorCriticPolicy, dual_clip: float | None = None, value_clip: float | None = None
     ) -> None:
         super().__init__()
-        if dual_clip is not None:
-            check_value("dual_clip", dual_clip, number(1, MAX_WEIGHT))
-        if value_clip is not None:
-            check_value("value_clip", value_clip, number(0, MAX_WEIGHT))
+        check_value("dual_clip", dual_clip, optional(number(1, MAX_WEIGHT)))
+        check_value("value_clip", value_clip, optional(number(0, MAX_WEIGHT)))
         self.dual_clip = dual_clip
         self.value_clip = value_clip
         if value_clip is not None:

@@ -354,12 +354,6 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
         """Current unit of both value heads, in the units of the (normalized) return; initially one."""
         return 1.0 if lacks_for_units(self.value_net) else float(self.value_net.std.mean())
 
-    @property
-    def obstacle_to_value_units(self) -> str:
-        """Members of ``HasUnits`` that a value head does not have; empty if both can change their unit."""
-        lacks = {name: lacks_for_units(getattr(self, name)) for name in ("value_net", "aux_value_net")}
-        return next((f"`{name}` has no {', '.join(members)}" for name, members in lacks.items() if members), "")
-
     def parameters_to_vector(self) -> np.ndarray:
         """Return all parameters in one array, (n_parameters,). (SB3's method needs contiguous parameters.)"""
         return th.cat([parameter.detach().reshape(-1) for parameter in self.parameters()]).cpu().numpy()

@@ -25,6 +25,7 @@ from sb3_ppg.objectives import Objective, objective_name
 from sb3_ppg.phasic_interface import PhasicInterface
 from sb3_ppg.policies import VectorValueHead
 from sb3_ppg.policies.extractors import looks_at_the_batch
+from sb3_ppg.policies.heads import lacks_for_units
 
 COMPOSED = (spaces.Tuple, spaces.Dict, spaces.Sequence, spaces.Graph, spaces.Text, spaces.OneOf)  # of other spaces or lengths
 
@@ -97,14 +98,14 @@ def check_networks(model: PhasicInterface) -> None:
     splits = isinstance(model.micro_batch_size, int)
     remedy = "batch normalization of micro-batches differs from that of their minibatch; use None"
     require(model, not splits or not looks_at_the_batch(model.policy), "micro_batch_size", remedy)
-    heads = (model.policy.value_net, model.policy.aux_value_net)
-    has_vectors = all(isinstance(head, VectorValueHead) for head in heads)
+    heads = {name: getattr(model.policy, name) for name in ("value_net", "aux_value_net")}
+    has_vectors = all(isinstance(head, VectorValueHead) for head in heads.values())
     remedy = f"both value heads must be sb3_ppg.policies.VectorValueHead; use these, or None ({heads})"
     require(model, model.reward_weights is None or has_vectors, "reward_weights", remedy)
-    obstacle = model.policy.obstacle_to_value_units
-    works = not model.normalize_value_targets or model.n_aux_epochs == 0 or not obstacle
-    remedy = f"{obstacle}, see sb3_ppg.policies.HasUnits; use a sb3_ppg.policies.ValueHead, or False"
-    require(model, works, "normalize_value_targets", remedy)
+    for name, head in heads.items() if model.normalize_value_targets and model.n_aux_epochs > 0 else ():
+        lacking = lacks_for_units(head)
+        remedy = f"`{name}` has no {', '.join(lacking)}, see sb3_ppg.policies.HasUnits; use a ValueHead from there, or False"
+        require(model, not lacking, "normalize_value_targets", remedy)
 
 
 def check_value_warmup(model: PhasicInterface) -> None:
