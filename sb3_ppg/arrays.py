@@ -10,11 +10,8 @@ Minibatch = TypeVar("Minibatch", bound=tuple)
 
 def map_arrays(function: Callable[..., Any], *trees: Any) -> Any:
     """
-    Apply a function to the leaves of trees of the same structure.
-
-    :param function: function of as many arrays as there are trees
-    :param trees: arrays or tensors, or dictionaries and tuples of such, nested to any depth
-    :return: the function's values, in the same structure
+    Apply a function to the leaves of trees of the same structure: dictionaries and tuples of arrays, nested to any depth.
+    Return its values in this structure.
     """
     first = trees[0]
     if isinstance(first, dict):

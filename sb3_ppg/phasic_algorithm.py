@@ -442,8 +442,6 @@ class PhasicAlgorithm(PhasicInterface):
         exactly, also call ``save_aux_buffer``. With several processes, only the first one writes the file.
 
         :param path: path of the zip file (".zip" is added to a name without suffix), or a stream
-        :param exclude: names of attributes to leave out
-        :param include: names of attributes to save although they are excluded by default
         :raises OSError: if the file cannot be written; a previous one is left unchanged
         """
         mark_class(self)

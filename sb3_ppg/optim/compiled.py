@@ -242,10 +242,7 @@ class CompiledStep(CompiledFunction):
         self._flat = self._latest = None
 
     def _is_compiled(self, size: int) -> bool:
-        """
-        Return whether to run a minibatch of this size compiled. It depends only on the minibatches of the same update, so that
-        a resumed run takes the same steps.
-        """
+        """Return whether to run a minibatch of this size compiled, by the earlier ones of its update alone."""
         previous, self._previous_size = self._previous_size, size
         if self._micro_batch_size is not None and self._micro_batch_size < size:
             self.give_up(f"minibatches run in micro-batches of {self._micro_batch_size} samples")
@@ -430,10 +427,7 @@ def is_worthwhile(policy: PhasicActorCriticPolicy, n_steps: float, n_passes: flo
 
 
 def tracing() -> AbstractContextManager[None]:
-    """
-    Return a context in which torch captures gradients as part of a function, treats sizes as constants, and refuses NumPy's
-    random numbers, which it would replace by its own.
-    """
+    """Return a context in which torch captures gradients, takes sizes as constants, and refuses NumPy's random numbers."""
     return th._dynamo.config.patch(trace_autograd_ops=True, automatic_dynamic_shapes=False, use_numpy_random_stream=True)
 
 

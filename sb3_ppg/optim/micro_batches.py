@@ -22,10 +22,9 @@ def fitting_micro_batch_size(policy: PhasicActorCriticPolicy, observation: PyTor
     array that enters a features extractor or is kept for the backward pass is smaller than ``HEAP_LIMIT``.
 
     It depends only on the network, not on the machine or on measured times, so that a seed gives the same training anywhere.
+    None (whole minibatches) on other devices, without convolutions, and with batch normalization.
 
     :param observation: one observation, (1, ...)
-    :return: number of samples; None (whole minibatches) on other devices, without convolutions, and with batch normalization,
-        whose result differs between micro-batches and their minibatch
     """
     if policy.device.type != "cpu" or not has_convolutions(policy) or looks_at_the_batch(policy):
         return None

@@ -194,7 +194,7 @@ def compute_gradient(
     Compute the gradient of a minibatch's loss in the parameters' ``grad``, accumulated over micro-batches.
 
     The losses are means over samples, so the mean of the micro-batches' gradients, weighted by their sizes, is the gradient
-    of the whole minibatch. (This does not hold for layers that mix the samples of a batch, like batch normalization.)
+    of the whole minibatch (not for layers that mix the samples of a batch, like batch normalization).
     """
     for parameter in parameters:
         parameter.grad = None
@@ -225,10 +225,7 @@ def _average_and_clip(gradient: Gradient, parameters: list[nn.Parameter], max_gr
 
 
 def _culprit(table: np.ndarray, losses: list[str], weights: np.ndarray, parameters: list[str]) -> str:
-    """
-    Describe the first loss or gradient that is not finite, from the values of the losses, (n_minibatches, n_losses), and the
-    sums of the parameters after the epoch, (n_parameters,).
-    """
+    """Describe the first loss, (n_minibatches, n_losses), or the gradients (by the parameters' sums) that are not finite."""
     finite = np.isfinite(table)
     if finite.all():
         bad = ", ".join(name for name, weight in zip(parameters, weights, strict=True) if not np.isfinite(weight))
@@ -240,9 +237,8 @@ def _culprit(table: np.ndarray, losses: list[str], weights: np.ndarray, paramete
 
 def _backed_up(networks: Sequence[nn.Module], optimizers: Sequence[th.optim.Optimizer]) -> Callable[[], None]:
     """
-    Copy parameters, buffers and the optimizers' states, and return the function that restores them.
-
-    This costs one copy of the parameters per epoch. Checking the loss of each minibatch would cost a transfer per minibatch.
+    Copy parameters, buffers and the optimizers' states, and return the function that restores them. This costs one copy per
+    epoch; checking the loss of each minibatch would cost a transfer per minibatch.
     """
     tensors = [tensor for network in networks for tensor in (*network.parameters(), *network.buffers())]
     saved = [tensor.detach().clone() for tensor in tensors]

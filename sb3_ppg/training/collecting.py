@@ -117,10 +117,7 @@ def _finite_act(
 def _bootstrapped(
     model: PhasicInterface, rewards: np.ndarray, dones: np.ndarray, infos: list[dict[str, Any]], rollout_buffer: RolloutBuffer
 ) -> np.ndarray:
-    """
-    Return rewards, (n_envs,), with γ V(last observation) added to the last reward of an episode that a time limit ended. A
-    buffer that normalizes rewards has a separate array for these values.
-    """
+    """Return rewards, (n_envs,), with γ V(last observation) added to the last one of an episode that a time limit ended."""
     rewards = np.add(rewards, np.float32(0))  # not the environments' own array, which may also hold integers
     for index in dones.nonzero()[0].tolist():
         is_cut_off = infos[index].get("TimeLimit.truncated", False)
@@ -133,7 +130,7 @@ def _bootstrapped(
             with th.no_grad():
                 (value,) = model.next_values(observation, np.array([False]), index)
             place = rewards
-            if isinstance(rollout_buffer, SeparatesBootstrap):
+            if isinstance(rollout_buffer, SeparatesBootstrap):  # because it normalizes rewards
                 place = rollout_buffer.bootstrapped[rollout_buffer.pos]
             bootstrap = value.cpu().numpy().reshape(place.shape[1:])  # of each component, if there are several
             place[index] += np.asarray(model.gamma, bootstrap.dtype) * bootstrap
