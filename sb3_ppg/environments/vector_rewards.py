@@ -107,10 +107,7 @@ class DrawnWeights(VectorRewards):
 
 
 def tell_weights(env: VecEnv, weights: Sequence[float]) -> None:
-    """
-    Set the weights with which environments with any wrappers combine vector rewards, a number for each component. A single
-    environment is wrapped in ``VectorRewards``, inside its ``Monitor``.
-    """
+    """Set the weights of vector rewards in environments; wrap a single one in ``VectorRewards``, inside its ``Monitor``."""
     base_env = innermost(env)
     if isinstance(base_env, DummyVecEnv) and base_env.num_envs == 1 and not env.has_attr("set_reward_weights"):
         (monitor,) = base_env.envs
