@@ -1,8 +1,4 @@
-"""
-The table of all algorithms in the family. RL Zoo's commands, the hyperparameter search, model files and model cards read it.
-
-To add a member, add a row here and, for RL Zoo, a file with its name in ``hyperparams``.
-"""
+"""The table of all algorithms in the family, which RL Zoo's commands, the search, model files and model cards read."""
 
 import copy
 from collections.abc import Mapping

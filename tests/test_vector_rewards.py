@@ -323,7 +323,7 @@ def test_environments_that_do_not_fit_are_refused():
         (lambda: make_vec_env(ListReward, 2), [1.0, 2.0], "wrap each environment in sb3_ppg.VectorRewards"),
         (lambda: gym.vector.SyncVectorEnv([ListReward] * 2), [1.0, 2.0], "wrap each environment in sb3_ppg.VectorRewards"),
         (lambda: DrawnWeights(ListReward()), "observation", "no `reward_space` to say how many weights"),
-        (lambda: VectorRewardEnv(), [1.0, 2.0, 3.0], "has 2 components of rewards"),
+        (lambda: VectorRewardEnv(), [1.0, 2.0, 3.0], "array of 3 numbers: use a weight for each component"),
         (random_envs, [1.0, 2.0], "'vector_reward'=None.*array of 2 numbers"),
         (lambda: make_vec_env(VectorRewardEnv, 1, wrapper_class=VectorRewards), [1.0, 2.0], "VectorRewards, by make_vec_env"),
         (lambda: VecNormalize(vector_envs()), [1.0, 1.0], r"norm_reward=False.*NormalizedRewardRolloutBuffer"),

@@ -93,17 +93,12 @@ class GymnasiumVecEnv(EpisodicVecEnv):
     Vector rewards, (num_envs, K), as those of MO-Gymnasium's vector environments, are combined as in ``VectorRewards``.
 
     :param env: vector environment
-    :raises ArgumentError: if its metadata does not say in which step it resets
+    :raises ValueError: if its ``metadata["autoreset_mode"]`` does not say in which step it resets
     """
 
     def __init__(self, env: VectorEnv) -> None:
         self.env, self._base_env = DictInfoToList(env), cast(Any, env.unwrapped)
-        mode = env.metadata.get("autoreset_mode")
-        try:
-            self.mode = AutoresetMode(mode)
-        except ValueError as error:
-            remedy = "set it to one of gymnasium.vector.AutoresetMode, which tells where episodes end"
-            raise ArgumentError(f"`env`={env} has metadata['autoreset_mode']={mode!r}: {remedy}") from error
+        self.mode = AutoresetMode(env.metadata.get("autoreset_mode"))
         self._wraps_single_envs = isinstance(self._base_env, SyncVectorEnv | AsyncVectorEnv)
         self._resets_on_next_step = self.mode == AutoresetMode.NEXT_STEP and not self._wraps_single_envs
         if self._resets_on_next_step:
@@ -221,12 +216,9 @@ class EnvPoolVecEnv(EpisodicVecEnv):
         env = EnvPoolVecEnv("CoinrunEasy-v0", num_envs=8, num_levels=200)
         model = PPG("CnnPolicy", env, n_policy_iterations=4)
 
-    An environment whose episode has ended is reset in the same step, as SB3 expects (EnvPool itself resets it in the next
-    step). Its last observation is in ``infos[i]["terminal_observation"]``, ``infos[i]["TimeLimit.truncated"]`` says whether
-    the episode was truncated, ``infos[i]["episode"]`` has its return "r", length "l" and the seconds since the start "t".
-    Outside Atari, EnvPool does not tell whether an episode that ends exactly at the environment's own limit has also failed;
-    it counts as truncated. EnvPool's own information is in the infos of environments whose episode has ended. float64 is
-    converted to float32.
+    Resets and the infos of ended episodes are as in ``GymnasiumVecEnv``. Outside Atari, EnvPool does not tell whether an
+    episode that ends exactly at the environment's own limit has also failed; it counts as truncated. EnvPool's own information
+    is in the infos of environments whose episode has ended. float64 is converted to float32.
 
     :param env_id: EnvPool's name of the environment
     :param num_envs: the number of environments

@@ -36,12 +36,7 @@ class VectorRewards(gym.Wrapper):
         self.set_reward_weights(weights)
 
     def set_reward_weights(self, weights: Sequence[float] | None) -> None:
-        """Set the weights, a number for each component, or None; raise ``ArgumentError`` if there are not K."""
-        if weights is not None and np.shape(weights) != (self.n_components or len(weights),):
-            raise ArgumentError(
-                f"`reward_weights`={weights!r} cannot work: {self.env} has {self.n_components} components of rewards; use a "
-                "number for each"
-            )
+        """Set the weights, a number for each component, or None."""
         self.weights = None if weights is None else np.asarray(weights, dtype=np.float64)
 
     def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
@@ -112,10 +107,7 @@ class DrawnWeights(VectorRewards):
 
 
 def tell_weights(env: VecEnv, weights: Sequence[float]) -> None:
-    """
-    Set the weights with which environments with any wrappers combine vector rewards, a number for each component. A single
-    environment is wrapped in ``VectorRewards``, inside its ``Monitor``.
-    """
+    """Set the weights of vector rewards in environments; wrap a single one in ``VectorRewards``, inside its ``Monitor``."""
     base_env = innermost(env)
     if isinstance(base_env, DummyVecEnv) and base_env.num_envs == 1 and not env.has_attr("set_reward_weights"):
         (monitor,) = base_env.envs

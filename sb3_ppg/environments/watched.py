@@ -61,18 +61,12 @@ class TimeLimits:
 
 @dataclass
 class CheckedSteps:
-    """
-    Steps the environments in a rollout, and checks that all numbers are finite.
-
-    :param env: environments with any wrappers, which stay the same during the rollout
-    :param allow_observations: whether observations may be NaN or infinite
-    :param time_limits: says which ends of episodes are time limits
-    :param read_vectors: returns vector rewards, (n_envs, K), from ``dones`` and ``infos``. None: rewards are scalar
-    """
+    """Steps the environments in a rollout, whose wrappers stay the same, and checks that all numbers are finite."""
 
     env: VecEnv
-    allow_observations: bool
+    allow_observations: bool  # to be NaN or infinite
     time_limits: TimeLimits
+    # Returns vector rewards, (n_envs, K), from ``dones`` and ``infos``. None: rewards are scalar
     read_vectors: Callable[[np.ndarray, list[dict[str, Any]]], np.ndarray] | None = None
 
     def __post_init__(self) -> None:
@@ -83,9 +77,7 @@ class CheckedSteps:
     def take(self, actions: np.ndarray, step: int) -> VecEnvStepReturn:
         """
         Step the environments. If a reward, an observation, or the last observation of an episode whose value is needed is NaN
-        or infinite, the statistics of ``VecNormalize`` are restored.
-
-        :param step: number of the step in the rollout, for error messages
+        or infinite, an error names the step, and the statistics of ``VecNormalize`` are restored.
         """
         with statistics_protected(self.normalizers):
             observations, rewards, dones, infos = self.env.step(actions)
@@ -125,10 +117,8 @@ def check_first_observations(env: VecEnv, observations: VecEnvObs) -> None:
 
 def check_finite(normalizers: list[VecNormalize], numbers: list[Numbers], when: str) -> None:
     """
-    Raise ``NonFiniteEnvironmentError`` if a number, or a mean or variance of ``VecNormalize``, is NaN or infinite.
-
-    :param numbers: name, array or dictionary of arrays, and index of the environment; None for all environments, (n_envs, ...)
-    :param when: when they were collected, for the error message
+    Raise ``NonFiniteEnvironmentError`` if a number, or a mean or variance of ``VecNormalize``, is NaN or infinite. With the
+    arrays, or dictionaries of arrays, come their names and the index of the environment; None for all, (n_envs, ...).
     """
     for name, values, index in numbers:
         for key, part in values.items() if isinstance(values, dict) else [(None, values)]:

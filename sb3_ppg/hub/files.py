@@ -1,7 +1,4 @@
-"""
-Files that a stranger may have written, and the weights and optimizer states in them, which are compared with the described
-model before memory is taken.
-"""
+"""Files of strangers, and the arrays in them, which are compared with the described model before memory is taken."""
 
 import copy
 import os

@@ -34,7 +34,8 @@ class BCQ(OffPolicyAlgorithm):
     actions whose probability in the data is at least ``threshold`` times that of the likeliest.
 
     One timestep is one gradient step. Learning uses only the spaces of the environment, and does not step it; callbacks can
-    evaluate in it. ``VecNormalize`` gets the statistics of the data, see ``set_dataset``.
+    evaluate in it. ``VecNormalize`` gets the statistics of the data, see ``set_dataset``. Arguments that are not listed are
+    those of SB3's ``DQN``.
 
     Example::
 
@@ -48,20 +49,11 @@ class BCQ(OffPolicyAlgorithm):
 
     :param policy: "MlpPolicy", "CnnPolicy", "MultiInputPolicy", or a subclass of ``BCQPolicy``
     :param env: The environment that the data is from (if registered in Gym, can be str)
-    :param learning_rate: Learning rate of all networks, it can be a function of the current progress remaining (from 1 to 0)
-    :param batch_size: Minibatch size of each gradient step
-    :param tau: Soft update coefficient of the target networks, from 0 to 1
-    :param gamma: Discount factor
     :param replay_buffer_class: Replay buffer class that holds the data. If ``None``, it will be automatically selected
     :param replay_buffer_kwargs: Keyword arguments to pass to the replay buffer; ``dict(handle_timeout_termination=False)``
         treats time limits, and all other truncations, as terminations
     :param n_steps: n of the n-step returns in the targets
     :param policy_kwargs: Additional arguments to be passed to the policy on creation, see ``BCQPolicy``
-    :param tensorboard_log: The log location for tensorboard (if None, no logging)
-    :param verbose: Verbosity level: 0 for no output, 1 for info messages, 2 for debug messages
-    :param seed: Seed for the pseudo random generators
-    :param device: Device (cpu, cuda, ...) on which the code should be run
-    :param _init_setup_model: Whether or not to build the network at the creation of the instance
     :param dataset: Data that ``load_dataset`` accepts. None: call ``set_dataset`` before ``learn``; playing needs no data
     :param phi: Φ, the largest change of an action by the perturbation network, with actions scaled to [-1, 1] (Box)
     :param lmbda: λ, the weight of the lowest critic in targets; the highest one has weight 1 - λ (Box)
@@ -252,12 +244,7 @@ class BCQ(OffPolicyAlgorithm):
                 self.logger.record_mean(f"train/{name}", value)
 
     def update(self, batch: Any) -> dict[str, th.Tensor]:
-        """
-        Take one step of each optimizer, then move the target networks.
-
-        :param batch: B samples, as SB3's replay buffers give them
-        :return: the losses by name, scalars
-        """
+        """Take one step of each optimizer on samples of SB3's replay buffer, move the target networks; return the losses."""
         policy = self.policy
         obs, next_obs = policy.preprocess(batch.observations), policy.preprocess(batch.next_observations)
         discounts = self.gamma if batch.discounts is None else batch.discounts.flatten()

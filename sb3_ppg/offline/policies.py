@@ -124,17 +124,10 @@ class BCQPolicy(BasePolicy):
     Arguments that are not listed here are those of SB3's ``DQNPolicy`` and ``TD3Policy``. ``BCQ`` gives ``phi``, ``threshold``
     and ``n_play_samples``.
 
-    :param observation_space: Observation space
-    :param action_space: Action space, Box or Discrete
-    :param lr_schedule: Learning rate schedule (could be constant)
     :param net_arch: layers of the critics and the perturbation network (default: 400 and 300 units), or of the body of both
         heads (default: 256 and 256, or none after ``NatureCNN``)
-    :param activation_fn: Activation function
     :param vae_net_arch: layers of the VAE's encoder, and of its decoder (default: 750 and 750 units)
     :param n_critics: number of critics, for Box actions
-    :param phi: see ``BCQ``
-    :param threshold: see ``BCQ``
-    :param n_play_samples: see ``BCQ``
     """
 
     default_extractor: type[BaseFeaturesExtractor] = FlattenExtractor

@@ -1,8 +1,4 @@
-"""
-Files: written so that each is complete or not there, and zip files of models, which are checked before they are read.
-
-An error or a kill leaves the previous file as it was.
-"""
+"""Files: written so that each is complete or not there, and zip files of models, which are checked before they are read."""
 
 import errno
 import io
@@ -122,11 +118,9 @@ def mark_class(model: BaseAlgorithm) -> None:
 @contextmanager
 def checked_model_file(path: str | Path | io.BufferedIOBase, cls: type, given: Any = ()) -> Iterator[io.BufferedIOBase]:
     """
-    Open a model's file (".zip" may be left out) for a class, and check all of it without unpickling anything. SB3's ``load``
-    then reads what was checked, even if another file takes its place meanwhile.
-
-    :raises ModelFormatError: if the file is damaged, another class's or a newer version's
-    :raises TypeError: if one of the given names is neither an argument of the class nor an attribute in the file
+    Open a model's file (".zip" may be left out) for a class, and check all of it without unpickling: that it is whole,
+    of this class and version, and knows the given names of arguments. SB3's ``load`` then reads what was checked, even if
+    another file takes its place meanwhile.
     """
     with nullcontext(path) if isinstance(path, io.BufferedIOBase) else open_path(path, "r", suffix="zip") as file:
         path = getattr(file, "name", path)

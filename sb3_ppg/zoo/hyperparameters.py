@@ -1,7 +1,4 @@
-"""
-Our hyperparameter files, and Optuna's search space for ``train -optimize``: the hyperparameters of PPG and its variants, and
-of BCQ.
-"""
+"""Our hyperparameter files, and Optuna's search spaces for PPG, its variants and BCQ."""
 
 from collections.abc import Callable
 from functools import partial

@@ -89,7 +89,7 @@ def main() -> None:
 
 def run(name: str, arguments: list[str]) -> None:
     """Run one of ``SCRIPTS`` with a command line."""
-    from sb3_ppg.distributed import gather, n_processes, process_group, rank, require_equal
+    from sb3_ppg.distributed import gather, process_group, rank, require_equal
     from sb3_ppg.zoo import patched
     from sb3_ppg.zoo.manager import Manager
     from sb3_ppg.zoo.registration import agent_of_run
@@ -105,8 +105,6 @@ def run(name: str, arguments: list[str]) -> None:
         require_equal({"command": [name, *arguments]})
         own, arguments = parser.parse_known_args(arguments)
         options = vars(own)
-        if name != "train" and n_processes() > 1:
-            raise ArgumentError(f"{name} is for one process: start it without torchrun")
         if options.pop("pretrained", False) and script.agent is not None:
             arguments = with_pretrained(script.agent, arguments)
             gather(None)  # the first process has unpacked the agent

@@ -27,9 +27,10 @@ from stable_baselines3.common.utils import LinearSchedule
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
 from sb3_ppg import PPG, MaskablePPG, PhasicCallback, PhasicCheckpointCallback, aux_buffer_path
+from sb3_ppg.arguments import argument_names
 from sb3_ppg.distributed import broadcast, gather, n_processes, rank
 from sb3_ppg.environments.watched import innermost
-from sb3_ppg.errors import ArgumentError, ModelFormatError
+from sb3_ppg.errors import ArgumentError, ModelFormatError, nearest
 from sb3_ppg.family import FAMILY, with_preset
 from sb3_ppg.hub.pretrained import read_model
 from sb3_ppg.optim.micro_batches import keep_freed_memory
@@ -51,6 +52,8 @@ from sb3_ppg.zoo.resuming import (
 )
 
 N_CHECKPOINTS = 20  # of a run with `--run-folder`, unless `--save-freq` says otherwise
+# Hyperparameters that RL Zoo consumes
+OF_THE_ZOO = "n_timesteps n_envs normalize frame_stack env_wrapper vec_env_wrapper callback env_kwargs monitor_kwargs".split()
 # Hyperparameters that may be schedules
 SCHEDULED = ("learning_rate", "aux_learning_rate", "value_learning_rate", "clip_range", "clip_range_vf", "prior_coef")
 
@@ -110,6 +113,8 @@ class Manager(ExperimentManager):
         """Use the entry of a family of environments where the file has none for the environment."""
         is_search = self.optimize_hyperparameters and self.trial_id is None
         if not is_search and (self.storage or self.study_name or self.trial_id is not None):
+            if not (self.storage and self.study_name):
+                raise ArgumentError("to train with the hyperparameters of a study, use --storage and --study-name")
             print("Loading the best trial of the study" if self.trial_id is None else f"Loading trial {self.trial_id}")
             try:
                 trial = self.load_trial(self.storage, self.study_name, self.trial_id)  # type: ignore[arg-type] # None fails
@@ -151,10 +156,8 @@ class Manager(ExperimentManager):
         Add presets, and replace the Zoo's schedules by SB3's: a model that holds the Zoo's could only be loaded where the Zoo
         is installed.
         """
-        for name in SCHEDULED if self.is_ours or self.algo in OFFLINE else ():
-            if isinstance(value := hyperparams.get(name), str) and "_" not in value:
-                remedy = "use a number, which in YAML has a dot (3.0e-4), or a linear schedule such as lin_3e-4"
-                raise ArgumentError(f"`{name}`={value!r} cannot work: {remedy}")
+        if self.is_ours or self.algo in OFFLINE:
+            self._check_hyperparameters(hyperparams)
         if isinstance(hyperparams.get("policy_kwargs"), str):
             hyperparams["policy_kwargs"] = evaluated(hyperparams["policy_kwargs"])
         hyperparams, *others = super()._preprocess_hyperparams(hyperparams)
@@ -167,6 +170,16 @@ class Manager(ExperimentManager):
                     hyperparams[name] = LinearSchedule(value.initial_value, 0.0, 1.0)
             hyperparams = with_preset(self.algo, hyperparams)
         return hyperparams, *others
+
+    def _check_hyperparameters(self, hyperparams: dict[str, Any]) -> None:
+        place = f"(in {self.config}, on the command line or in a study)"
+        known = {*argument_names(ALGOS[self.algo]), *OF_THE_ZOO}
+        for name in hyperparams.keys() - known:
+            raise ArgumentError(f"{self.algo.upper()} has no hyperparameter {name!r} {place}{nearest(name, known)}")
+        for name in SCHEDULED:
+            if isinstance(value := hyperparams.get(name), str) and "_" not in value:
+                remedy = "use a number, which in YAML has a dot (3.0e-4), or a linear schedule such as lin_3e-4"
+                raise ArgumentError(f"`{name}`={value!r} cannot work {place}: {remedy}")
 
     # ---- what a run needs ----
 
@@ -241,7 +254,7 @@ class Manager(ExperimentManager):
 
     def create_callbacks(self) -> None:
         """Evaluate under action masks, and keep the evaluations of a run that goes on."""
-        evaluating = _MaskableEvaluations if self.is_masked else _Evaluations
+        evaluating = _MaskableEvaluations if self.is_masked else EvalCallback if self.algo in OFFLINE else _Evaluations
         with patch.object(rl_zoo3.exp_manager, "EvalCallback", evaluating):
             super().create_callbacks()
         if self.n_steps_before > 0:

@@ -1,7 +1,6 @@
 """
-``push_to_hub`` and ``load_from_hub`` with the options of the Zoo's scripts, for models as plain data (see ``sb3_ppg.hub``);
-``--pretrained``, for agents under ``pretrained`` in the repository; ``zoo.json``, the part of a shared model that says how RL
-Zoo makes its environment.
+``push_to_hub`` and ``load_from_hub`` for models as plain data; ``--pretrained``, for agents in the repository; and
+``zoo.json``, the part of a shared model that says how RL Zoo makes its environment.
 """
 
 import argparse

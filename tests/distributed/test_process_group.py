@@ -99,7 +99,7 @@ def end_in_each_way() -> list[tuple[float, int, str]]:
 
 
 def test_what_ends_one_process_ends_all(found, folder):
-    first, second = (one["ends"] for one in found)
+    first, second = (process["ends"] for process in found)
     for number, (action, _, error, other_error) in enumerate(ENDS):
         case, others_case = second[number], first[number]
         assert max(case[0], others_case[0]) < 5, action
@@ -169,15 +169,15 @@ def go_on_with_another_number(folder: Path) -> dict[str, Any]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         model = resumed(folder, VecNormalize(random_env()))
-    before, statistics = model.num_timesteps, [one.copy() for one in numbers_of(model.env)]
+    before, statistics = model.num_timesteps, [array.copy() for array in numbers_of(model.env)]
     model.learn(3 * ROLLOUT * n_processes(), reset_num_timesteps=False)
     taken = model.num_timesteps - before
     return dict(
-        warnings=[str(one.message) for one in caught],
+        warnings=[str(warning.message) for warning in caught],
         before=before,
         taken=taken,
         n_seen=statistics[2],
-        first_statistics=[one.tobytes() for one in statistics],
+        first_statistics=[array.tobytes() for array in statistics],
         rate=model.policy.optimizer.param_groups[0]["lr"],
         **shared_state(model),
     )
@@ -189,12 +189,13 @@ def test_a_stopped_run_goes_on_exactly_and_with_another_number_of_processes_in_a
     assert names == {f"ppg_model_{4 * ROLLOUT * 2}_steps{ending}" for ending in wanted}
 
     three = in_processes(go_on_with_another_number, tmp_path, folder / "checkpoints", size=3)
-    for one in (*three, go_on_with_another_number(folder / "checkpoints")):
-        assert any("from another number of processes: the phase starts over" in text for text in one["warnings"])
-        assert one["before"] == 4 * ROLLOUT * 2 and one["n_seen"] > ROLLOUT * 8 / 2
-    assert [one["taken"] for one in three] == [3 * ROLLOUT * 3] * 3 and one["taken"] == 3 * ROLLOUT
-    for one in three[1:]:
-        assert [name for name in one if one[name] != three[0][name]] == []
+    alone = go_on_with_another_number(folder / "checkpoints")
+    for process in (*three, alone):
+        assert any("from another number of processes: the phase starts over" in text for text in process["warnings"])
+        assert process["before"] == 4 * ROLLOUT * 2 and process["n_seen"] > ROLLOUT * 8 / 2
+    assert [process["taken"] for process in three] == [3 * ROLLOUT * 3] * 3 and alone["taken"] == 3 * ROLLOUT
+    for process in three[1:]:
+        assert [name for name in process if process[name] != three[0][name]] == []
 
 
 # ---- settings ----
@@ -225,9 +226,9 @@ def differ_at_the_start() -> list[str]:
 
 
 def test_processes_that_do_not_fit_say_so_in_all(found):
-    first, second = (one["differences"] for one in found)
+    first, second = (process["differences"] for process in found)
     names = ["gamma", "learning_rate", "policy_kwargs", "env", "n_envs", "seed", "VecNormalize"]
-    assert [one.split("`")[1] for one in first] == [*names, "PhasicCheckpointCallback", "num_timesteps"]
+    assert [message.split("`")[1] for message in first] == [*names, "PhasicCheckpointCallback", "num_timesteps"]
     assert first == second and "`n_envs` differs between the processes, 1, 2: use one value" in first
 
 

@@ -95,7 +95,7 @@ def shared_state(model: PPG) -> dict[str, bytes]:
     """Return everything that must be equal in all processes after a run."""
     state = {name: value.numpy().tobytes() for name, value in everything(model).items()}
     if normalizer := model.get_vec_normalize_env():
-        state["statistics"] = b"".join(one.tobytes() for one in numbers_of(normalizer))
+        state["statistics"] = b"".join(array.tobytes() for array in numbers_of(normalizer))
     reward_normalizer = getattr(model.rollout_buffer, "reward_normalizer", None)
     state["rewards"] = str(reward_normalizer and reward_normalizer.return_rms.var).encode()
     state["episodes"] = str([episode["r"] for episode in model.ep_info_buffer]).encode()
@@ -106,7 +106,7 @@ def train_variants() -> dict[str, bytes]:
     state = {}
     for name, model in variants().items():
         first_observations = model.env.reset()
-        assert len({str(one) for one in gather(first_observations)}) == n_processes(), name
+        assert len({str(first) for first in gather(first_observations)}) == n_processes(), name
         weights = next(model.policy.parameters()).detach().clone()
         model.learn(2 * PHASE * n_processes())
         assert not th.equal(weights, next(model.policy.parameters())), name
@@ -115,7 +115,7 @@ def train_variants() -> dict[str, bytes]:
 
 
 def test_every_variant_trains_one_model(found):
-    first, second = (one["variants"] for one in found)
+    first, second = (process["variants"] for process in found)
     assert first.keys() == second.keys() and len(first) > 200
     assert [name for name in first if first[name] != second[name]] == []
 
@@ -157,7 +157,7 @@ def collect(n_envs: int) -> dict[str, Any]:
 
 def test_two_halves_collect_as_one_whole(found):
     """Environments are numbered on, also without a seed of the model; statistics and episodes are those of all."""
-    first, second = (one["collected"] for one in found)
+    first, second = (process["collected"] for process in found)
     whole = collect(4)
     for name in ("first", "seeded_env"):
         np.testing.assert_array_equal(np.concatenate([first[name], second[name]]), whole[name])
@@ -220,7 +220,7 @@ def train_options(n_envs: int) -> dict[str, tuple[np.ndarray, list[float], dict[
 def test_two_processes_with_half_the_batch_are_one_with_the_whole(found):
     """Advantages are normalized over all samples, gradients averaged before they are clipped, in both phases."""
     whole = train_options(4)
-    first, second = (one["options"] for one in found)
+    first, second = (process["options"] for process in found)
     for name, (weights, logged, _) in whole.items():
         assert first[name][2] == second[name][2], name
         np.testing.assert_allclose(first[name][0], weights, rtol=0, atol=2e-6 if name == "default" else 1e-5, err_msg=name)
@@ -241,8 +241,8 @@ def count_transfers() -> list[int]:
 
 
 def test_one_transfer_for_each_minibatch(found):
-    for one, two in (process["transfers"] for process in found):
-        assert two - one == 4 and one - 4 < 15
+    for one_epoch, two_epochs in (process["transfers"] for process in found):
+        assert two_epochs - one_epoch == 4 and one_epoch - 4 < 15
 
 
 # ---- all of these in two processes, which start once ----

@@ -14,7 +14,7 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import VecNormalize
 
-from sb3_ppg import PPG, ArgumentError, MaskablePPG, RecurrentPPG, VectorRewards
+from sb3_ppg import PPG, MaskablePPG, RecurrentPPG, VectorRewards
 from sb3_ppg.environments import GymnasiumVecEnv
 from tests.helpers import DICT, MaskedEnv, RandomEnv, VectorRewardEnv, image_space
 
@@ -139,5 +139,5 @@ class Silent(VectorEnv):
 
 
 def test_ends_of_episodes_that_cannot_be_found_are_an_error():
-    with pytest.raises(ArgumentError, match=r"has metadata\['autoreset_mode'\]=None"):
+    with pytest.raises(ValueError, match="None is not a valid AutoresetMode"):
         PPG("MlpPolicy", Silent(), **SMALL)

@@ -47,12 +47,12 @@ settings.register_profile(
 settings.load_profile("attack")
 
 
-def attempt(one: Honest, files: dict[str, bytes]) -> None:
+def attempt(original: Honest, files: dict[str, bytes]) -> None:
     """Read changed files as a user would, and use the model if they are not refused."""
     repr(th.zeros(1))  # torch imports modules at the first use of something, also in errors that show numbers
     with tempfile.TemporaryDirectory() as folder:
-        write({**one.files, **files}, Path(folder))
-        env = one.make_env()
+        write({**original.files, **files}, Path(folder))
+        env = original.make_env()
         try:
             with watched():
                 model = from_pretrained(folder, env, "cpu")

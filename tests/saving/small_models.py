@@ -44,8 +44,8 @@ def everything(model: PPG) -> dict[str, th.Tensor]:
     return {name: th.as_tensor(value).clone() for name, value in tensors.items()}
 
 
-def same(one: PPG, other: PPG) -> bool:
-    ours, theirs = everything(one), everything(other)
+def same(model: PPG, other: PPG) -> bool:
+    ours, theirs = everything(model), everything(other)
     return ours.keys() == theirs.keys() and all(th.equal(ours[name], theirs[name]) for name in ours)
 
 

@@ -65,7 +65,7 @@ def register_and_repair() -> None:
     """Compare what the Zoo's modules and classes consist of, and what else its scripts change, before and after."""
     names = "callbacks exp_manager hyperparams_opt load_from_hub train utils plots.plot_train".split()
     modules = [rl_zoo3, *(importlib.import_module(f"rl_zoo3.{name}") for name in names), subprocess, plt]
-    owners = [*modules, MaskablePPG, *(one for module in modules for one in vars(module).values() if isinstance(one, type))]
+    owners = [*modules, MaskablePPG, *(cls for module in modules for cls in vars(module).values() if isinstance(cls, type))]
     tables = ("ALGOS", "HYPERPARAMS_SAMPLER", "HYPERPARAMS_CONVERTER")
     plt.get_backend()  # which is chosen when it is first asked for
 

@@ -75,7 +75,7 @@ def test_a_prior_is_an_agent_of_the_zoo_or_a_shared_one_with_its_normalization(t
     of_ppo, of_shared, of_self = (model.prior for model in found)
     with (theirs / "CartPole-v1" / "vecnormalize.pkl").open("rb") as file:
         np.testing.assert_array_equal(of_ppo.normalizer.obs_rms.mean, pickle.load(file).obs_rms.mean)
-    assert [one.name for one in (of_ppo, of_shared, of_self)] == ["PPO", "PPG", "PPG"] and of_shared.normalizer is None
+    assert [prior.name for prior in (of_ppo, of_shared, of_self)] == ["PPO", "PPG", "PPG"] and of_shared.normalizer is None
     assert not changed(PPG.load(own), of_self.policy.state_dict())
     assert found[0].prior_coef(0.5) == 0.25 and found[0].seed == 3
     message = run(*options, "--algo", "ppo", "--prior", "self", *normalized, cwd=tmp_path, fails=True)
