@@ -64,7 +64,8 @@ class FlatGroup(NamedTuple):
         values, *moments, n_steps = state = [tensor.clone() for tensor in state]
         lists: Any = [[tensor] for tensor in (values, gradient, *moments)]
         lists += [[]] * (5 - len(lists))  # without `amsgrad`
-        adam(*lists, [n_steps], lr=self.learning_rate, **self.options)
+        lists.append([n_steps])
+        adam(*lists, lr=self.learning_rate, **self.options)
         return state
 
 

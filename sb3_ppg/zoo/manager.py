@@ -117,7 +117,7 @@ class Manager(ExperimentManager):
                 raise ArgumentError("to train with the hyperparameters of a study, use --storage and --study-name")
             print("Loading the best trial of the study" if self.trial_id is None else f"Loading trial {self.trial_id}")
             try:
-                trial = self.load_trial(self.storage, self.study_name, self.trial_id)  # type: ignore[arg-type] # None fails
+                trial = self.load_trial(self.storage, self.study_name, self.trial_id)
             except (KeyError, IndexError, ValueError) as error:
                 raise ArgumentError(
                     f"no such trial of study {self.study_name!r} in {self.storage}: {type(error).__name__}: {error}"
