@@ -386,13 +386,7 @@ def _info_of(pool_infos: dict[str, Any], index: int) -> dict[str, Any]:
 
 
 class EnvPoolEnv(gym.Env):
-    """
-    One environment, for tools that need a single one; ``EnvPoolVecEnv`` is faster.
-
-    :param env_id: EnvPool's name of the environment
-    :param render_mode: "rgb_array", "human" or None
-    :param options: further arguments of ``EnvPoolVecEnv``
-    """
+    """One environment, with arguments of ``EnvPoolVecEnv``, which is faster, for tools that need a single one."""
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": ["human", "rgb_array"], "render_fps": 15}  # type: ignore[misc]
 

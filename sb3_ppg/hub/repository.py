@@ -147,14 +147,8 @@ def load(
 
 def download(repo_id: str, names: list[str], revision: str | None = None, token: str | bool | None = None) -> Path:
     """
-    Fetch files from the Hugging Face Hub, or from the client's cache if the Hub cannot be reached.
-
-    :param repo_id: "user/name"
-    :param names: names of the files; missing ones are left out
-    :param revision: branch, tag or commit. None: the latest commit of the main branch
-    :param token: token for the Hub. None: the token that ``hf auth login`` stored
-    :return: a folder of the client's cache with the files, all of one commit
-    :raises HubError: if there is no such repository or revision, or it cannot be reached
+    Fetch files by their names, with the other arguments and errors of ``load``; missing ones are left out. Return a folder of
+    the Hub client's cache, with files of one commit.
     """
     hint = ". To read this folder, use hub.from_pretrained" if Path(repo_id).is_dir() else ""
     with raised_as(HubError, f"{repo_id} could not be loaded from the Hub{hint}"):

@@ -353,8 +353,6 @@ def save_as_minari(
 
     :param data: transitions in the order of their episodes
     :param name: new name, such as "pendulum/half-trained-v0"
-    :param observation_space: observation space of the environment
-    :param action_space: action space of the environment
     :param env_id: ID of the environment, whose specification is stored, unless its entry point is a function
     :param algorithm: name of the algorithm that acted
     :raises ArgumentError: if Minari does not accept the name, or has such a data set
