@@ -206,7 +206,7 @@ def test_what_cannot_be_a_prior_is_refused_by_name():
 
 
 def test_buffers_that_hide_what_it_needs_are_refused():
-    with pytest.raises(ArgumentError, match=r"`rollout_buffer_class`.*it overrides `get`"):
+    with pytest.raises(ArgumentError, match=r"`rollout_buffer_class`.*its own `get`"):
         PPG("MlpPolicy", random_envs(), **SMALL, prior="self", rollout_buffer_class=EveryOther)
 
 

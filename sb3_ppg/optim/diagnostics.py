@@ -125,8 +125,8 @@ def auxiliary_summary(
     for part in split_each((batch for _, batch in aux_buffer.batches(spread, n_sequences)), micro_batch_size):
         evaluation = policy.evaluate_auxiliary(*policy.network_inputs(part))
         kls.append(objective.kl_to_recorded(policy, evaluation.distribution, part.recorded))
-        values = th.stack([part.targets, evaluation.values, evaluation.aux_values])
-        columns.append(values.reshape(3, len(part.targets), -1))
+        values = (part.targets, evaluation.values, evaluation.aux_values)  # with one component, values are (B,)
+        columns.append(th.stack([each.reshape(len(each), -1) for each in values]))
     policy.set_training_mode(True)
     kl = th.cat(kls).mean()
     average_over_processes([kl])
