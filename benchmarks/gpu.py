@@ -17,6 +17,7 @@ import torch.distributed as dist
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.envs import SimpleMultiObsEnv
+from typing_extensions import override
 
 from sb3_ppg import PPG, RecurrentPPG
 from sb3_ppg.comparison.report import table
@@ -40,9 +41,11 @@ class SameRollouts(BaseCallback):
 
     recorded: dict[int, dict[str, Any]]  # contents of the rollout buffer, by number of steps
 
+    @override
     def _on_step(self) -> bool:
         return True
 
+    @override
     def _on_rollout_end(self) -> None:
         n_steps, buffer = self.model.num_timesteps, vars(vars(self.model)["rollout_buffer"])
         arrays = {name: value for name, value in buffer.items() if isinstance(value, np.ndarray | dict)}

@@ -22,6 +22,7 @@ import pandas as pd
 import yaml
 from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, VecMonitor
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvStepReturn
+from typing_extensions import override
 
 from benchmarks import venvs
 from benchmarks.environments import PACKAGES
@@ -77,11 +78,13 @@ class Seeded(VecEnvWrapper):
     venv: Any
     seed = VecEnv.seed
 
+    @override
     def reset(self) -> np.ndarray:
         observations, _ = self.venv.venv.reset(self._seeds[0])
         self._reset_seeds()
         return observations
 
+    @override
     def step_wait(self) -> VecEnvStepReturn:
         return self.venv.step_wait()
 

@@ -31,6 +31,7 @@ from stable_baselines3.common.distributions import (
 )
 from torch import nn
 from torch.nn import functional as F
+from typing_extensions import override
 
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.losses import check_same_shape
@@ -183,10 +184,12 @@ def bounds(space: Any) -> tuple[Any, Any]:
 class ActionDistribution(Distribution):
     """Base class for your own distributions: SB3's ``Distribution``, with two methods that follow from the others."""
 
+    @override
     def actions_from_params(self, *args: Any, deterministic: bool = False) -> th.Tensor:
         """Return samples, or the most likely actions, with SB3's arguments."""
         return self.proba_distribution(*args).get_actions(deterministic=deterministic)
 
+    @override
     def log_prob_from_params(self, *args: Any) -> tuple[th.Tensor, th.Tensor]:
         """Return samples and their log-probabilities, with SB3's arguments."""
         actions = self.actions_from_params(*args)
@@ -210,20 +213,25 @@ class LogitActions(Actions):
         super().__init__(space)
         self.start = th.as_tensor(getattr(space, "start", 0), device="cpu")
 
+    @override
     def parameters(self, distribution: Any) -> th.Tensor:
         parts = getattr(distribution, "distributions", None) or distribution.distribution
         return th.cat([part.logits for part in parts], dim=1) if isinstance(parts, list) else parts.logits
 
+    @override
     def kl(self, distribution: Any, first: th.Tensor, second: th.Tensor) -> th.Tensor:
         # Σ p (log p - log q), where p = 0 for what a mask excludes. The KL divergences of the dimensions add up
         return F.kl_div(second, first, reduction="none", log_target=True).sum(dim=1)
 
+    @override
     def tempered(self, distribution: Any, temperature: float) -> Any:
         return copy.copy(distribution).proba_distribution(self.parameters(distribution) / temperature)
 
+    @override
     def for_environments(self, actions: th.Tensor) -> th.Tensor:
         return actions + self.start
 
+    @override
     def from_environments(self, actions: th.Tensor) -> th.Tensor:
         return actions - self.start
 
@@ -235,9 +243,11 @@ class CategoricalActions(LogitActions):
         super().__init__(space)
         self.n_features = int(space.n)
 
+    @override
     def from_buffer(self, actions: th.Tensor) -> th.Tensor:
         return actions.long().flatten()
 
+    @override
     def features(self, actions: th.Tensor) -> th.Tensor:
         return F.one_hot(actions, self.n_features)
 
@@ -250,6 +260,7 @@ class MultiCategoricalActions(LogitActions):
         self.sizes: list[int] = space.nvec.tolist()
         self.n_features = sum(self.sizes)
 
+    @override
     def features(self, actions: th.Tensor) -> th.Tensor:
         columns = actions.long().unbind(dim=1)
         return th.cat([F.one_hot(column, n) for column, n in zip(columns, self.sizes, strict=True)], dim=1)
@@ -258,6 +269,7 @@ class MultiCategoricalActions(LogitActions):
 class BernoulliActions(LogitActions):
     """MultiBinary actions. Parameters are the logits, (B, n). (Under masks they are ``LogitActions``, as two choices each.)"""
 
+    @override
     def kl(self, distribution: Any, first: th.Tensor, second: th.Tensor) -> th.Tensor:
         # log p = logit - softplus(logit), log(1 - p) = -softplus(logit)
         kl = th.sigmoid(first) * (first - second) + F.softplus(second) - F.softplus(first)
@@ -270,9 +282,11 @@ class GaussianActions(Actions):
     is invariant.
     """
 
+    @override
     def parameters(self, distribution: DiagGaussianDistribution | StateDependentNoiseDistribution) -> th.Tensor:
         return th.cat([distribution.distribution.mean, distribution.distribution.stddev], dim=1)
 
+    @override
     def kl(self, distribution: Any, first: th.Tensor, second: th.Tensor) -> th.Tensor:
         first_mean, first_std = first.chunk(2, dim=1)
         mean, std = second.chunk(2, dim=1)
@@ -280,6 +294,7 @@ class GaussianActions(Actions):
         kl = th.log(std / first_std) + ((first_std / std).square() + ((first_mean - mean) / std).square() - 1) / 2
         return kl.sum(dim=1)
 
+    @override
     def tempered(self, distribution: Any, temperature: float) -> Any:
         tempered, gaussian = copy.copy(distribution), distribution.distribution
         tempered.distribution = th.distributions.Normal(gaussian.mean, math.sqrt(temperature) * gaussian.stddev)
@@ -299,6 +314,7 @@ NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(32)
 class SquashedGaussianDistribution(SquashedDiagGaussianDistribution):
     """SB3's squashed Gaussian, with its entropy."""
 
+    @override
     def entropy(self) -> th.Tensor:
         """Return H(tanh(u)) = H(u) + E[log(1 - tanh²(u))], (B,), in nats, by quadrature, which has a gradient."""
         normal = self.distribution
@@ -481,12 +497,15 @@ class NestedActions(Actions):
         self.n_features = sum(kind.n_features for kind in kinds)
         self.weights = {name: th.ones(len(kinds)) for name in ("ent_coef", "prior_coef")}
 
+    @override
     def parameters(self, distribution: "NestedDistribution") -> th.Tensor:
         return th.cat(self._leaf_parameters(distribution), dim=1)
 
+    @override
     def kl(self, distribution: "NestedDistribution", first: th.Tensor, second: th.Tensor) -> th.Tensor:
         return self._leaf_kls(distribution, first, second).sum(dim=0)
 
+    @override
     def prior_kl(self, distribution: "NestedDistribution", prior_parameters: th.Tensor) -> th.Tensor:
         kls = self._leaf_kls(distribution, prior_parameters, self.parameters(distribution))
         return self.weights["prior_coef"].to(kls) @ kls
@@ -499,10 +518,12 @@ class NestedActions(Actions):
     def _leaf_parameters(self, distribution: "NestedDistribution") -> list[th.Tensor]:
         return [kind.parameters(leaf) for kind, leaf in zip(self.kinds, distribution.distributions, strict=True)]
 
+    @override
     def entropy(self, distribution: "NestedDistribution", actions: th.Tensor) -> th.Tensor:
         entropies = distribution.leaf_entropies(actions)
         return self.weights["ent_coef"].to(entropies) @ entropies
 
+    @override
     def weigh(self, argument: Literal["ent_coef", "prior_coef"], coef: Any, device: th.device) -> float:
         if self.weights[argument].device != device:
             self.weights[argument] = self.weights[argument].to(device)
@@ -511,12 +532,14 @@ class NestedActions(Actions):
         self.weights[argument].copy_(th.tensor(weights))  # in place: compiled updates have this tensor
         return 1.0 if has_parts else coef
 
+    @override
     def tempered(self, distribution: "NestedDistribution", temperature: Any) -> "NestedDistribution":
         tempered = copy.copy(distribution)
         parts = zip(self.kinds, distribution.distributions, by_leaf(self.space, "temperature", temperature), strict=True)
         tempered.distributions = [kind.tempered(leaf, leaf_temperature) for kind, leaf, leaf_temperature in parts]
         return tempered
 
+    @override
     def for_environments(self, actions: th.Tensor) -> list[th.Tensor]:
         converted = []
         for (_, space), kind, part in zip(self.leaves, self.kinds, self.split(actions), strict=True):
@@ -524,14 +547,17 @@ class NestedActions(Actions):
             converted.append(taken.to(dtype_of(space)).reshape(-1, *(space.shape or ())))
         return converted
 
+    @override
     def for_step(self, actions: th.Tensor) -> list[Any]:
         arrays = [part.numpy() for part in self.for_environments(actions.cpu())]
         return [structure(self.space, iter(env_actions)) for env_actions in zip(*arrays, strict=True)]
 
+    @override
     def check_conversion(self, distribution: Any) -> None:
         for kind, template in zip(self.kinds, distribution.templates, strict=True):
             kind.check_conversion(template)
 
+    @override
     def features(self, actions: th.Tensor) -> th.Tensor:
         return th.cat([kind.features(part) for kind, part in zip(self.kinds, self.split(actions), strict=True)], dim=1)
 
@@ -550,6 +576,7 @@ class NestedActionNet(nn.Module):
         self.nets = nn.ModuleList(net for net, *_ in pairs)
         self.constants = nn.ModuleList(nn.ParameterList(constants) for _, *constants in pairs)
 
+    @override
     def forward(self, latent: th.Tensor) -> list[tuple[th.Tensor, ...]]:
         pairs: Any = zip(self.nets, self.constants, strict=True)
         return [(net(latent), *constants) for net, constants in pairs]
@@ -576,6 +603,7 @@ class NestedDistribution(ActionDistribution):
         self.log_std_init = log_std_init
         self.distributions: list[Distribution] = []  # with parameters
 
+    @override
     def proba_distribution_net(self, latent_dim: int) -> NestedActionNet:
         nets = []
         for template in self.templates:
@@ -583,6 +611,7 @@ class NestedDistribution(ActionDistribution):
             nets.append(template.proba_distribution_net(latent_dim=latent_dim, **options))
         return NestedActionNet(nets)
 
+    @override
     def proba_distribution(self, parameters: Sequence[tuple[th.Tensor, ...]]) -> "NestedDistribution":
         pairs = zip(self.templates, parameters, strict=True)
         self.distributions = [copy.copy(template).proba_distribution(*leaf) for template, leaf in pairs]
@@ -611,16 +640,20 @@ class NestedDistribution(ActionDistribution):
             entropies.append(-leaf.log_prob(part) if entropy is None else entropy)
         return th.stack(entropies)
 
+    @override
     def log_prob(self, actions: th.Tensor) -> th.Tensor:
         return self.leaf_log_probs(actions).sum(dim=0)
 
+    @override
     def entropy(self) -> th.Tensor:
         entropies: Any = [leaf.entropy() for leaf in self.distributions]
         return th.stack(entropies).sum(dim=0)
 
+    @override
     def sample(self) -> th.Tensor:
         return _row(leaf.sample() for leaf in self.distributions)
 
+    @override
     def mode(self) -> th.Tensor:
         return _row(leaf.mode() for leaf in self.distributions)
 

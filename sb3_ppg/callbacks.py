@@ -12,6 +12,7 @@ from stable_baselines3.common.callbacks import (
     ProgressBarCallback,
 )
 from stable_baselines3.common.type_aliases import MaybeCallback
+from typing_extensions import override
 
 RANK_ZERO_ONLY = (EvalCallback, CheckpointCallback, ProgressBarCallback)
 
@@ -35,6 +36,7 @@ class PhasicCallback(BaseCallback):
     epochs) and ``losses`` (means over the latest epoch, by the names of ``aux/...``).
     """
 
+    @override
     def _on_step(self) -> bool:
         return True
 

@@ -18,6 +18,7 @@ from sb3_contrib.common.maskable.utils import is_masking_supported
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.preprocessing import is_image_space
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
+from typing_extensions import override
 
 from sb3_ppg.arrays import map_arrays
 from sb3_ppg.environments.vec_envs import observation_at
@@ -60,6 +61,7 @@ class EnvironmentReport(NamedTuple):
     findings: list[Finding]
     ends: dict[str, int]
 
+    @override
     def __str__(self) -> str:
         ends = ", ".join(f"{n} {kind}" for kind, n in self.ends.items()) or "none has ended"
         lines = (f"{level:8} {seen}" + f"\n{'->':>11} {remedy}" * bool(remedy) for _, level, seen, remedy in self.findings)
@@ -144,6 +146,7 @@ class _Recorder(gym.Wrapper):
     flags: tuple[bool, bool] = (False, False)
     seconds = 0.0
 
+    @override
     def step(self, action: Any) -> Any:
         start = time.perf_counter()
         result = self.env.step(action)
@@ -174,11 +177,13 @@ class _Play(BaseCallback):
         defaults = dict(policy=self.policy, env=env, n_steps=128, device="cpu", compile_updates=False)
         untrained(**{**defaults, **arguments}).learn(math.inf, self)
 
+    @override
     def _on_training_start(self) -> None:
         n_envs = self.training_env.num_envs
         self.n_steps, self.discounted = np.zeros(n_envs, dtype=int), np.zeros(n_envs)  # of the current episodes
         self.end = time.perf_counter() + self.seconds
 
+    @override
     def _on_step(self) -> bool:
         self.n_steps += 1
         self.discounted = GAMMA * self.discounted + self.locals["rewards"]

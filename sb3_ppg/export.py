@@ -10,6 +10,7 @@ import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.vec_env import VecNormalize
 from torch import nn
+from typing_extensions import override
 
 from sb3_ppg.actions import NestedActions, dtype_of, leaves, n_choices, unvalidated_distributions
 from sb3_ppg.environments.watched import only_normalizer
@@ -78,6 +79,7 @@ class DeterministicPolicy(nn.Module):
         self.eval().requires_grad_(False)
 
     @unvalidated_distributions()
+    @override
     def forward(self, *inputs: th.Tensor) -> th.Tensor | tuple[th.Tensor, ...]:
         given = dict(zip(self.input_names, inputs, strict=True))
         parts = {name: given.pop(name) for name in self.parts}

@@ -13,6 +13,7 @@ from stable_baselines3.common.distributions import Distribution
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import MaybeCallback, PyTorchObs
 from stable_baselines3.common.vec_env import VecEnv
+from typing_extensions import override
 
 from sb3_ppg.actions import NESTED
 from sb3_ppg.arguments import arguments_explained
@@ -39,16 +40,19 @@ class MaskablePhasicActorCriticPolicy(PhasicActorCriticPolicy):
     algorithm = "MaskablePPG"
     input_keys = ("action_masks",)
 
+    @override
     def make_action_distribution(self) -> Distribution:
         if self.distribution_class is None and not isinstance(self.action_space, NESTED):
             return make_masked_proba_distribution(self.action_space)
         return super().make_action_distribution()
 
+    @override
     def make_leaf_distribution(self, space: spaces.Space) -> Distribution:
         if isinstance(space, spaces.Box):
             return super().make_leaf_distribution(space)
         return make_masked_proba_distribution(space)
 
+    @override
     def evaluate(
         self,
         obs: PyTorchObs,
@@ -67,6 +71,7 @@ class MaskablePhasicActorCriticPolicy(PhasicActorCriticPolicy):
             evaluation.distribution.apply_masking(action_masks)  # type: ignore[attr-defined]
         return evaluation
 
+    @override
     def network_inputs(self, batch: Any) -> tuple:
         return batch.observations, batch.action_masks
 
@@ -111,6 +116,7 @@ class MaskablePPG(PPG):
     _use_masking: bool = True  # while `learn` runs
 
     @arguments_explained
+    @override
     def learn(  # type: ignore[override]
         self,
         total_timesteps: int,
@@ -140,6 +146,7 @@ class MaskablePPG(PPG):
         finally:
             del self._use_masking
 
+    @override
     def predict(  # type: ignore[override]
         self,
         observation: np.ndarray | dict[str, np.ndarray],
@@ -160,9 +167,11 @@ class MaskablePPG(PPG):
         play: Any = dict(epsilon=epsilon, temperature=temperature)
         return super().predict(observation, state, episode_start, deterministic, **play, action_masks=action_masks)
 
+    @override
     def _excluded_save_params(self) -> list[str]:
         return [*super()._excluded_save_params(), "_use_masking"]
 
+    @override
     def step_inputs(self, env: VecEnv) -> dict[str, Any]:
         return {"action_masks": self._checked(get_action_masks(env)) if self._use_masking else None}
 

@@ -23,6 +23,7 @@ from stable_baselines3.common.save_util import load_from_zip_file
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Schedule, TensorDict
 from stable_baselines3.common.utils import FloatSchedule
 from stable_baselines3.common.vec_env import VecEnv
+from typing_extensions import override
 
 from sb3_ppg.actions import flat_space
 from sb3_ppg.arguments import ATTRIBUTES, arguments_explained, check_value, made_from, warn_of_missing_gpu
@@ -184,12 +185,14 @@ class PhasicAlgorithm(PhasicInterface):
                 self.check_arguments()
 
     @staticmethod
+    @override
     def _wrap_env(env: GymEnv | VectorEnv, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
         """Take vector environments of Gymnasium, too; see SB3's method."""
         check_environment(env)
         venv: Any = GymnasiumVecEnv(env) if isinstance(env, VectorEnv) else env
         return OnPolicyAlgorithm._wrap_env(venv, verbose, monitor_wrapper)
 
+    @override
     def _setup_model(self) -> None:
         if self.rollout_buffer_class is None:
             self.rollout_buffer_class = self.rollout_buffer_classes[isinstance(self.observation_space, spaces.Dict)]
@@ -243,6 +246,7 @@ class PhasicAlgorithm(PhasicInterface):
 
     # ---- SB3's training loop ----
 
+    @override
     def collect_rollouts(
         self, env: VecEnv, callback: BaseCallback, rollout_buffer: RolloutBuffer, n_rollout_steps: int
     ) -> bool:
@@ -277,6 +281,7 @@ class PhasicAlgorithm(PhasicInterface):
         return True
 
     @arguments_explained
+    @override
     def learn(
         self,
         total_timesteps: int,
@@ -350,6 +355,7 @@ class PhasicAlgorithm(PhasicInterface):
         self.replay.rollouts = []  # which have another prior
         self.check_arguments()
 
+    @override
     def _setup_learn(
         self,
         total_timesteps: int,
@@ -375,14 +381,17 @@ class PhasicAlgorithm(PhasicInterface):
                 check_first_observations(self.env, self._last_obs)
         return started
 
+    @override
     def _update_current_progress_remaining(self, num_timesteps: int, total_timesteps: int) -> None:
         super()._update_current_progress_remaining(num_timesteps, total_timesteps)
         # The last rollout may exceed the budget, where a linear schedule would be negative
         self._current_progress_remaining = max(0.0, self._current_progress_remaining)
 
+    @override
     def _maybe_recommend_cpu(self, mlp_class_name: str = MlpPolicy.__name__) -> None:
         super()._maybe_recommend_cpu(mlp_class_name)
 
+    @override
     def set_env(self, env: GymEnv, force_reset: bool = True) -> None:
         super().set_env(env, force_reset)
         store_floats(self.rollout_buffer, self.env)
@@ -392,6 +401,7 @@ class PhasicAlgorithm(PhasicInterface):
         if self.env is not None and isinstance(self.reward_weights, list):
             tell_weights(self.env, self.reward_weights)
 
+    @override
     def set_random_seed(self, seed: int | None = None) -> None:
         """
         Seed as in SB3. Several processes share one seed: their environments are numbered consecutively, their initial weights
@@ -403,6 +413,7 @@ class PhasicAlgorithm(PhasicInterface):
             if first is not None:
                 self.env.seed(first + rank() * self.n_envs)
 
+    @override
     def predict(
         self,
         observation: np.ndarray | dict[str, np.ndarray],
@@ -429,11 +440,13 @@ class PhasicAlgorithm(PhasicInterface):
 
     # ---- arguments ----
 
+    @override
     def check_arguments(self) -> None:
         check_arguments(self)
 
     # ---- files ----
 
+    @override
     def save(
         self, path: str | Path | io.BufferedIOBase, exclude: Iterable[str] | None = None, include: Iterable[str] | None = None
     ) -> None:
@@ -457,6 +470,7 @@ class PhasicAlgorithm(PhasicInterface):
             self._missing_rollouts = missing
 
     @classmethod
+    @override
     def load(cls, path: str | Path | io.BufferedIOBase, *args: Any, **kwargs: Any) -> Self:
         """
         Load a model, like SB3's ``load``, but leave the global random generators unchanged unless ``seed`` is given.
@@ -484,6 +498,7 @@ class PhasicAlgorithm(PhasicInterface):
                 ) from error
         return model
 
+    @override
     def set_parameters(
         self,
         load_path_or_dict: str | TensorDict,
@@ -532,14 +547,17 @@ class PhasicAlgorithm(PhasicInterface):
         """
         load_training_state(self, Path(path))
 
+    @override
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for a copy or a pickle, without the session (it ends with ``learn``) and compiled functions."""
         return {name: value for name, value in vars(self).items() if name != "compiled_training"} | {"session": None}
 
+    @override
     def _excluded_save_params(self) -> list[str]:
         own = ("aux_buffer", "replay", "objective", "rollout_end", "session", "compiled_training", "_fitting_micro_batch_size")
         return [*super()._excluded_save_params(), *own, "reward_reader", "time_limits"]
 
+    @override
     def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
         names = ["policy", "policy.optimizer", "value_optimizer", "aux_optimizer"]
         if self.objective.state_dict():  # most objectives have nothing to save

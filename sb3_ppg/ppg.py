@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any, Literal
 
 import numpy as np
+from typing_extensions import override
 
 from sb3_ppg.buffers.rollouts import Kind, Rollout
 from sb3_ppg.callbacks import tell
@@ -149,6 +150,7 @@ class PPG(PhasicAlgorithm):
 
     # ---- Algorithm 1 ----
 
+    @override
     def train(self) -> None:
         """
         Train on the latest rollout: run the policy phase's update and, after every N_π rollouts, the auxiliary phase.

@@ -13,6 +13,7 @@ import numpy as np
 import torch as th
 from stable_baselines3.common.utils import obs_as_tensor
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
+from typing_extensions import override
 
 from sb3_ppg.arrays import map_arrays
 from sb3_ppg.buffers.rollouts import Observations, smallest_observations
@@ -97,6 +98,7 @@ class Prior:
             distribution = self.policy.get_distribution(tensors, **masks)
         return self.actions.parameters(distribution).cpu().numpy()
 
+    @override
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for a file: on the CPU, and without the states of LSTMs, as a resumed run begins new episodes."""
         # A VecNormalize cannot be pickled without environments
@@ -110,6 +112,7 @@ class Prior:
             self.normalizer = VecNormalize.__new__(VecNormalize)
             vars(self.normalizer).update(state["normalizer"])
 
+    @override
     def __repr__(self) -> str:
         """Return a text that is the same for equal priors, by which several processes compare theirs."""
         digest, rms = sha256(), {} if self.normalizer is None else statistics(self.normalizer)

@@ -10,6 +10,7 @@ from sb3_contrib.common.recurrent.type_aliases import RNNStates
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import GymEnv, PyTorchObs, Schedule
 from stable_baselines3.common.vec_env import VecEnv
+from typing_extensions import override
 
 from sb3_ppg.arguments import made_from
 from sb3_ppg.buffers.replay import RolloutReplay
@@ -84,12 +85,14 @@ class RecurrentPPG(PPG):
         positional = (learning_rate, n_steps, batch_size, n_epochs, gamma, gae_lambda, clip_range, *args)
         super().__init__(policy, env, *positional, **kwargs)
 
+    @override
     def _setup_model(self) -> None:
         super()._setup_model()
         self._last_lstm_states = self.policy.initial_states(self.n_envs)
         self.rollout_buffer.states_shape = tuple(pack_states(self._last_lstm_states).shape[1:])
         self.rollout_buffer.reset()
 
+    @override
     def check_arguments(self) -> None:
         super().check_arguments()
         # Rollouts of the replay share a minibatch
@@ -108,13 +111,16 @@ class RecurrentPPG(PPG):
                 f"{length} at most; use a divisor or a multiple of it"
             )
 
+    @override
     def _excluded_save_params(self) -> list[str]:
         return [*super()._excluded_save_params(), "_last_lstm_states", "_next_lstm_states"]
 
+    @override
     def collect_rollouts(self, *args: Any, **kwargs: Any) -> bool:
         self._n_begun_rollouts += 1
         return super().collect_rollouts(*args, **kwargs)
 
+    @override
     def auxiliary_phase(self) -> None:
         if self.recompute_states:
             self._recompute_states()
@@ -145,20 +151,25 @@ class RecurrentPPG(PPG):
 
     # ---- inputs of the policy in addition to observations ----
 
+    @override
     def step_inputs(self, env: VecEnv) -> dict[str, Any]:
         return {"lstm_states": self._last_lstm_states}
 
+    @override
     def act(self, observations: PyTorchObs, **inputs: Any) -> tuple[th.Tensor, th.Tensor, th.Tensor]:
         starts = th.as_tensor(self._last_episode_starts, dtype=th.float32, device=self.device)
         *result, self._next_lstm_states = self.policy(observations, inputs["lstm_states"], starts)
         return tuple(result)
 
+    @override
     def after_environment_step(self) -> None:
         self._last_lstm_states = self._next_lstm_states
 
+    @override
     def memory(self) -> np.ndarray:
         return pack_states(self._last_lstm_states).cpu().numpy()
 
+    @override
     def next_values(
         self, observations: PyTorchObs, episode_starts: np.ndarray, env: int | None = None, memory: np.ndarray | None = None
     ) -> th.Tensor:
@@ -170,9 +181,11 @@ class RecurrentPPG(PPG):
         return self.policy.predict_values(observations, states, starts)
 
     @property
+    @override
     def aux_keys(self) -> tuple[str, ...]:
         return (*super().aux_keys, "number")
 
+    @override
     def latest_rollout(self) -> Rollout:
         rollout = super().latest_rollout()
         # The rollout that is stored before this one may not be the previous one: that may have failed, or not been stored

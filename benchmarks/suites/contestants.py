@@ -12,6 +12,7 @@ import yaml
 from rl_zoo3 import ALGOS, exp_manager
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.torch_layers import NatureCNN
+from typing_extensions import override
 
 from benchmarks.harness import defaults_of, trained
 from benchmarks.scores import Task
@@ -53,6 +54,7 @@ TASKS = [
 class PerMinibatch(Objective):
     """The paper's objective, with advantages that are normalised again in each minibatch, as PPO's are."""
 
+    @override
     def surrogate(self, policy: Any, batch: Any, *args: Any, **kwargs: Any) -> Losses:
         advantages = (batch.advantages - batch.advantages.mean()) / (batch.advantages.std() + 1e-8)
         return super().surrogate(policy, batch._replace(advantages=advantages), *args, **kwargs)

@@ -7,6 +7,7 @@ import torch as th
 from sb3_contrib.common.recurrent.type_aliases import RNNStates
 from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
 from stable_baselines3.common.running_mean_std import RunningMeanStd
+from typing_extensions import override
 
 from sb3_ppg.buffers.rollouts import Rollout, gae
 from sb3_ppg.distributed import explained_variance, moments, n_processes
@@ -106,10 +107,12 @@ class NormalizedRewardRolloutBuffer(RolloutBuffer):
         super().__init__(*args, **kwargs)
         self.reward_normalizer = reward_normalizer
 
+    @override
     def reset(self) -> None:
         super().reset()
         self.bootstrapped = np.zeros_like(self.rewards)
 
+    @override
     def compute_returns_and_advantage(self, last_values: th.Tensor, dones: np.ndarray) -> None:
         self.rewards = self.reward_normalizer.normalize(self.rewards, self.episode_starts) + self.bootstrapped
         super().compute_returns_and_advantage(last_values, dones)
@@ -144,11 +147,13 @@ class VectorRewardBuffer(RolloutBuffer):
         self.reward_weights = reward_weights
         super().__init__(*args, **kwargs)
 
+    @override
     def reset(self) -> None:
         super().reset()
         for name in ("vector_rewards", "vector_values", "vector_returns", "component_weights", "bootstrapped"):
             setattr(self, name, np.zeros((self.buffer_size, self.n_envs, self.n_components), dtype=np.float32))
 
+    @override
     def add(self, *args: Any, vector_rewards: np.ndarray, **kwargs: Any) -> None:  # type: ignore[override]
         """
         :param args: SB3's arguments, with values of each component, (n_envs, K)
@@ -162,6 +167,7 @@ class VectorRewardBuffer(RolloutBuffer):
         combined = (weights * self.vector_values[self.pos]).sum(axis=-1)
         super().add(obs, action, reward, episode_start, th.as_tensor(combined), log_prob, **kwargs)
 
+    @override
     def compute_returns_and_advantage(self, last_values: th.Tensor, dones: np.ndarray) -> None:
         rewards = self.vector_rewards
         if isinstance(self, NormalizedRewardRolloutBuffer):
@@ -199,10 +205,12 @@ class SequenceRolloutBuffer(RolloutBuffer):
     states: ClassVar[tuple[str, ...]] = ("lstm_states",)
     states_shape: tuple[int, ...] = (4, 0, 0)  # (4, n_layers, hidden size), once the network is there
 
+    @override
     def reset(self) -> None:
         super().reset()
         self.lstm_states = np.zeros((self.buffer_size, self.n_envs, *self.states_shape), dtype=np.float32)
 
+    @override
     def add(self, *args: Any, lstm_states: RNNStates, **kwargs: Any) -> None:  # type: ignore[override]
         """Add a step, with the LSTMs' states before it."""
         self.lstm_states[self.pos] = pack_states(lstm_states).cpu().numpy()

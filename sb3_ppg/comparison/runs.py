@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd
 from stable_baselines3.common.callbacks import BaseCallback
 from tqdm import tqdm
+from typing_extensions import override
 
 from sb3_ppg.errors import ArgumentError
 
@@ -57,6 +58,7 @@ class Episodes(BaseCallback):
         super().__init__()
         self.file, self.clock = Path(file), getattr(time, clock)
 
+    @override
     def _on_training_start(self) -> None:
         known = pd.read_csv(self.file) if self.file.exists() else pd.DataFrame(columns=["steps", "seconds", "return"])
         known = known[known["steps"] <= self.num_timesteps]
@@ -64,6 +66,7 @@ class Episodes(BaseCallback):
         self.start = self.clock() - known["seconds"].max() if len(known) else self.clock()
         self.stream = self.file.open("a", buffering=1)
 
+    @override
     def _on_step(self) -> bool:
         for info in self.locals["infos"]:
             if "episode" in info:

@@ -8,6 +8,7 @@ import numpy as np
 from rliable.library import get_interval_estimates
 from rliable.metrics import aggregate_iqm, probability_of_improvement
 from scipy.stats import mannwhitneyu, norm
+from typing_extensions import override
 
 from sb3_ppg.saving.training_state import generators_kept
 
@@ -24,11 +25,13 @@ class Estimate(NamedTuple):
     low: float = math.nan
     high: float = math.nan
 
+    @override
     def __format__(self, spec: str) -> str:
         spec = spec or ".2f"
         interval = "" if math.isnan(self.low) else f" ({self.low:{spec}} to {self.high:{spec}})"
         return f"{self.value:{spec}}{interval}"
 
+    @override
     def __str__(self) -> str:
         return format(self)
 

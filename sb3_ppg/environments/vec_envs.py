@@ -17,6 +17,7 @@ from gymnasium.wrappers.vector import DictInfoToList
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
+from typing_extensions import override
 
 from sb3_ppg.arrays import map_arrays
 from sb3_ppg.distributed import rank
@@ -34,6 +35,7 @@ class EpisodicVecEnv(VecEnv):
         self._start = time.time()
         super().__init__(num_envs, observation_space, action_space)
 
+    @override
     def reset(self) -> VecEnvObs:
         observations, infos = self._first_observations()
         self.reset_infos = list(infos)
@@ -45,6 +47,7 @@ class EpisodicVecEnv(VecEnv):
     def _first_observations(self) -> tuple[VecEnvObs, Iterable[dict[str, Any]]]:
         raise NotImplementedError
 
+    @override
     def step_async(self, actions: np.ndarray) -> None:
         self.waiting_actions = actions
 
@@ -111,18 +114,21 @@ class GymnasiumVecEnv(EpisodicVecEnv):
         self.reward_weights: np.ndarray | None = None  # a number for each component of vector rewards
         super().__init__(env.num_envs, env.single_observation_space, env.single_action_space)
 
+    @override
     def _first_observations(self) -> tuple[VecEnvObs, Iterable[dict[str, Any]]]:
         options = self._options[0] or None  # SB3 has options for each environment, Gymnasium has one for all
         observations, infos = self.env.reset(seed=self._seeds[0], options=options)
         self._last = {}
         return map_arrays(np.array, observations), infos  # Gymnasium may reuse its arrays
 
+    @override
     def step_async(self, actions: Any) -> None:
         if isinstance(self.action_space, (spaces.Dict, spaces.Tuple)):  # Gymnasium takes the batch of each leaf
             batch: Any = create_empty_array(self.action_space, self.num_envs)
             actions = concatenate(self.action_space, actions, batch)
         self.waiting_actions = actions
 
+    @override
     def step_wait(self) -> VecEnvStepReturn:
         observations, given, terminated, truncated, infos = self.env.step(self.waiting_actions)
         rewards = self._combined(given)
@@ -168,28 +174,34 @@ class GymnasiumVecEnv(EpisodicVecEnv):
 
     # ---- the rest of a VecEnv ----
 
+    @override
     def close(self) -> None:
         self.env.close()
 
+    @override
     def get_images(self) -> Sequence[np.ndarray | None]:
         pictures: Any = self.env.render()
         return [None] * self.num_envs if pictures is None else list(pictures)
 
+    @override
     def has_attr(self, attr_name: str) -> bool:
         if self._wraps_single_envs:  # whose `get_attr` would call a method
             return all(self._base_env.call("has_wrapper_attr", attr_name))
         return hasattr(self._base_env, attr_name)
 
+    @override
     def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
         env = self._base_env
         values = env.get_attr(attr_name) if self._wraps_single_envs else [getattr(env, attr_name)] * self.num_envs
         return [values[index] for index in self._get_indices(indices)]
 
+    @override
     def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
         chosen = {*self._get_indices(indices)}
         values = [None] * self.num_envs if len(chosen) == self.num_envs else self.get_attr(attr_name)
         self._base_env.set_attr(attr_name, [value if index in chosen else old for index, old in enumerate(values)])
 
+    @override
     def env_method(self, method_name: str, *args: Any, indices: VecEnvIndices = None, **kwargs: Any) -> list[Any]:
         if indices is not None:
             raise NotImplementedError("Gymnasium's vector environments call a method of all environments: no `indices`")
@@ -198,6 +210,7 @@ class GymnasiumVecEnv(EpisodicVecEnv):
         results = getattr(self._base_env, method_name)(*args, **kwargs)
         return [None] * self.num_envs if results is None else list(results)
 
+    @override
     def env_is_wrapped(self, wrapper_class: type, indices: VecEnvIndices = None) -> list[bool]:
         # So that `evaluate_policy` uses the returns and lengths that are recorded here
         return [issubclass(wrapper_class, Monitor) for _ in self._get_indices(indices)]
@@ -280,6 +293,7 @@ class EnvPoolVecEnv(EpisodicVecEnv):
 
     # ---- steps ----
 
+    @override
     def _first_observations(self) -> tuple[VecEnvObs, list[dict[str, Any]]]:
         seed = self._seeds[0]
         if seed is not None and (seed != self._seed or self._was_reset):  # EnvPool only takes a seed when it is made
@@ -291,6 +305,7 @@ class EnvPoolVecEnv(EpisodicVecEnv):
         infos = [_info_of(pool_infos, index) for index in range(self.num_envs)]
         return _copied(observations), infos
 
+    @override
     def step_wait(self) -> VecEnvStepReturn:
         actions = np.asarray(self.waiting_actions)
         if not self._was_reset or len(actions) != self.num_envs:  # EnvPool would abort the process
@@ -319,28 +334,35 @@ class EnvPoolVecEnv(EpisodicVecEnv):
 
     # ---- the rest of a VecEnv ----
 
+    @override
     def close(self) -> None:
         self._pool.close()
 
+    @override
     def render(self, mode: str | None = None) -> np.ndarray | None:
         return self._pool.render() if self.render_mode == "human" else super().render(mode)
 
+    @override
     def get_images(self) -> Sequence[np.ndarray | None]:
         if self.render_mode != "rgb_array":
             return [None] * self.num_envs
         return list(self._pool.render(env_ids=np.arange(self.num_envs, dtype=np.int32)))
 
+    @override
     def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
         ours = {"render_mode": self.render_mode, "spec": None}
         value = ours[attr_name] if attr_name in ours else getattr(self._pool, attr_name)
         return [value for _ in self._get_indices(indices)]
 
+    @override
     def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
         raise NotImplementedError("EnvPool's environments have no attributes that could be set")
 
+    @override
     def env_method(self, method_name: str, *args: Any, indices: VecEnvIndices = None, **kwargs: Any) -> list[Any]:
         raise NotImplementedError("EnvPool's environments have no methods of their own")
 
+    @override
     def env_is_wrapped(self, wrapper_class: type, indices: VecEnvIndices = None) -> list[bool]:
         return [False for _ in self._get_indices(indices)]
 
@@ -397,6 +419,7 @@ class EnvPoolEnv(gym.Env):
         self.observation_space = self._venv.observation_space
         self.action_space = self._venv.action_space
 
+    @override
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
         first, self._first = self._first, None
@@ -405,6 +428,7 @@ class EnvPoolEnv(gym.Env):
             first = None
         return observation_at(self._venv.reset(), 0) if first is None else first, {}
 
+    @override
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         observations, rewards, dones, infos = self._venv.step(np.asarray(action)[None])
         info = infos[0]
@@ -415,8 +439,10 @@ class EnvPoolEnv(gym.Env):
         del info["episode"]
         return info.pop("terminal_observation"), float(rewards[0]), not truncated, truncated, info
 
+    @override
     def render(self) -> Any:
         return self._venv.render() if self.render_mode == "human" else self._venv.get_images()[0]
 
+    @override
     def close(self) -> None:
         self._venv.close()

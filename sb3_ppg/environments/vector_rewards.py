@@ -8,6 +8,7 @@ import numpy as np
 from gymnasium import spaces
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
+from typing_extensions import override
 
 from sb3_ppg.environments.watched import HOW_TO_WRAP, innermost
 from sb3_ppg.errors import ArgumentError
@@ -39,10 +40,12 @@ class VectorRewards(gym.Wrapper):
         """Set the weights, a number for each component, or None."""
         self.weights = None if weights is None else np.asarray(weights, dtype=np.float64)
 
+    @override
     def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
         self.returns: Any = 0.0  # (K,) after the first step
         return self.env.reset(**kwargs)
 
+    @override
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         reward: Any
         observation, reward, terminated, truncated, info = self.env.step(action)
@@ -83,12 +86,14 @@ class DrawnWeights(VectorRewards):
         self.observation_space = spaces.Dict({**parts, "weights": spaces.Box(0.0, 1.0, (self.n_components,), np.float32)})
         self.generator = np.random.default_rng()
 
+    @override
     def set_reward_weights(self, weights: Sequence[float] | None) -> None:
         """Set the weights of all episodes from the next one on; None: draw them for each episode."""
         current = getattr(self, "weights", None)
         super().set_reward_weights(weights)
         self.chosen_weights, self.weights = self.weights, current
 
+    @override
     def reset(self, *, seed: int | None = None, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
         if seed is not None:
             self.generator = np.random.default_rng(seed)
@@ -97,6 +102,7 @@ class DrawnWeights(VectorRewards):
         self.weights = drawn.astype(np.float32)
         return self._with_weights(observation), info
 
+    @override
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         observation, reward, terminated, truncated, info = super().step(action)
         return self._with_weights(observation), reward, terminated, truncated, info

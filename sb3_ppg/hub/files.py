@@ -11,6 +11,7 @@ import torch as th
 from safetensors import safe_open
 from stable_baselines3.common.save_util import recursive_getattr
 from torch.overrides import TorchFunctionMode
+from typing_extensions import override
 
 from sb3_ppg.arrays import parameters_of
 from sb3_ppg.buffers.memory import total_memory
@@ -98,6 +99,7 @@ class _SizesOnly(TorchFunctionMode):
 
     n_calls = 0
 
+    @override
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is th.Tensor.__bool__:  # gSDE's distribution checks its parameters
             return True

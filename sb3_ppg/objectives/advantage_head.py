@@ -12,6 +12,7 @@ from stable_baselines3.common.type_aliases import PyTorchObs
 from torch import nn
 from torch.func import functional_call
 from torch.nn import functional as F
+from typing_extensions import override
 
 from sb3_ppg import losses
 from sb3_ppg.arguments import check_value, number, require
@@ -52,6 +53,7 @@ class AdvantageHeadObjective(Objective):
         self.advantage_head = nn.Linear(policy.mlp_extractor.latent_dim_pi + policy.actions.n_features, 1)
         self.register_buffer("n_rollouts", th.zeros((), dtype=th.int64))
 
+    @override
     def check(self, policy: PhasicActorCriticPolicy, arguments: Any) -> None:
         super().check(policy, arguments)
         name = type(self).__name__
@@ -62,11 +64,13 @@ class AdvantageHeadObjective(Objective):
         remedy = f"{name} clips values by it, and `value_net` has a loss of its own; use None"
         require(arguments, arguments.clip_range is None or not hasattr(policy.value_net, "loss"), "clip_range", remedy)
 
+    @override
     def n_value_epochs(self, n_value_epochs: int) -> int:
         is_due = self.n_rollouts.item() % self.value_frequency == 0
         self.n_rollouts.add_(1)
         return n_value_epochs if is_due else 0
 
+    @override
     def policy_losses(self, policy: PhasicActorCriticPolicy, batch: Any, coefficients: Coefficients) -> Losses:
         distribution, latent, _, _ = policy.evaluate_batch(batch, reads=("distribution", "latent_pi"))
         actions = policy.actions.from_buffer(batch.actions)
@@ -81,6 +85,7 @@ class AdvantageHeadObjective(Objective):
         """Return further losses of the policy's network, of the features that its heads read: none here."""
         return Losses(latent.new_zeros(()), {})
 
+    @override
     def value_error(
         self, policy: PhasicActorCriticPolicy, latent: th.Tensor, batch: Any, coefficients: Coefficients
     ) -> Losses:
@@ -130,6 +135,7 @@ class OrderObjective(AdvantageHeadObjective):
         self.episode_steps: list[np.ndarray] = []  # number of each frame in its episode, (n_envs,)
         self._frames: Any = None  # frames of the current rollout
 
+    @override
     def check(self, policy: PhasicActorCriticPolicy, arguments: Any) -> None:
         super().check(policy, arguments)
         if policy.has_memory:
@@ -138,6 +144,7 @@ class OrderObjective(AdvantageHeadObjective):
 
     # ---- which frame came first ----
 
+    @override
     def before_rollout(self, episode_starts: np.ndarray) -> None:
         self._frames = None  # to free its memory, as large as a rollout
         n_envs = len(episode_starts)
@@ -148,6 +155,7 @@ class OrderObjective(AdvantageHeadObjective):
         self.levels[-1] = np.where(was_reset, self._new_levels(n_envs), self.levels[-1])
         self.episode_steps[-1] = np.where(was_reset, 0, self.episode_steps[-1])
 
+    @override
     def after_environment_step(
         self, dones: np.ndarray, infos: list[dict[str, Any]], reset_infos: list[dict[str, Any]]
     ) -> None:
@@ -168,6 +176,7 @@ class OrderObjective(AdvantageHeadObjective):
         self.n_episodes += n_envs
         return -1 - self.n_episodes + np.arange(n_envs)
 
+    @override
     def extras(self, policy: PhasicActorCriticPolicy, rollout: Rollout) -> dict[str, Any]:
         _, n_frames = rollout.shape
         if len(self.levels) <= n_frames:
@@ -198,12 +207,14 @@ class OrderObjective(AdvantageHeadObjective):
         places = (np.random.random(len(levels)) * counts[level]).astype(np.int64)
         return by_level[starts[level] + places]
 
+    @override
     def adversary_losses(self, policy: PhasicActorCriticPolicy, batch: Any, coefficients: Coefficients) -> Losses:
         with th.no_grad():
             latent = policy.evaluate(batch.observations, reads=("latent_pi",)).latent_pi
             pair = self._pair_latent(policy, batch)
         return Losses(_order_loss(self.classifier(th.cat([latent, pair], dim=1)), batch.other_is_earlier), {})
 
+    @override
     def _latent_losses(self, policy: PhasicActorCriticPolicy, latent: th.Tensor, batch: Any) -> Losses:
         pairs = th.cat([latent, self._pair_latent(policy, batch)], dim=1)
         frozen = {name: parameter.detach() for name, parameter in self.classifier.named_parameters()}

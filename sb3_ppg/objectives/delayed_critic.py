@@ -9,6 +9,7 @@ import torch as th
 from stable_baselines3.common.torch_layers import create_mlp
 from torch import nn
 from torch.nn import functional as F
+from typing_extensions import override
 
 from sb3_ppg.arguments import check_value, number, require
 from sb3_ppg.errors import ArgumentError
@@ -38,6 +39,7 @@ class DelayedCriticObjective(Objective):
         check_value("value_distance_coef", value_distance_coef, number(0, MAX_WEIGHT))
         self.value_distance_coef = value_distance_coef
 
+    @override
     def check(self, policy: PhasicActorCriticPolicy, arguments: Any) -> None:
         super().check(policy, arguments)
         name = type(self).__name__
@@ -48,12 +50,14 @@ class DelayedCriticObjective(Objective):
         remedy = f"{name} learns no values where it would clip; use None"
         require(arguments, arguments.clip_range_vf is None, "clip_range_vf", remedy)
 
+    @override
     def value_error(
         self, policy: PhasicActorCriticPolicy, latent: th.Tensor, batch: Any, coefficients: Coefficients
     ) -> Losses:
         distance = 0.5 * head_loss(policy.value_net, latent, batch.old_values, coefficients.value_unit)
         return Losses(self.value_distance_coef * distance, {"value_distance": distance})
 
+    @override
     def evaluated_losses(
         self, policy: PhasicActorCriticPolicy, evaluation: Evaluation, batch: Any, coefficients: Coefficients
     ) -> Losses:
@@ -96,6 +100,7 @@ class DynamicsObjective(DelayedCriticObjective):
         n_inputs = 2 * policy.mlp_extractor.latent_dim_pi + self.n_actions
         self.discriminator = nn.Sequential(*create_mlp(n_inputs, 1, [hidden_size, hidden_size]))
 
+    @override
     def check(self, policy: PhasicActorCriticPolicy, arguments: Any) -> None:
         super().check(policy, arguments)
         name = type(self).__name__
@@ -108,6 +113,7 @@ class DynamicsObjective(DelayedCriticObjective):
         remedy = f"{name} draws other actions and frames from the whole minibatch; use None"
         require(arguments, not isinstance(arguments.micro_batch_size, int), "micro_batch_size", remedy)
 
+    @override
     def evaluated_losses(
         self, policy: PhasicActorCriticPolicy, evaluation: Evaluation, batch: Any, coefficients: Coefficients
     ) -> Losses:

@@ -9,6 +9,7 @@ import numpy as np
 import torch as th
 from stable_baselines3.common.distributions import Distribution
 from torch.nn import functional as F
+from typing_extensions import override
 
 from sb3_ppg.actions import NESTED
 from sb3_ppg.arguments import check_value, choice, count, number, optional, require
@@ -60,6 +61,7 @@ class DistillationObjective(Objective):
         self.value_batch_size = value_batch_size
         self.delay = delay
 
+    @override
     def check(self, policy: PhasicActorCriticPolicy, arguments: Any) -> None:
         super().check(policy, arguments)
         name = type(self).__name__
@@ -68,23 +70,28 @@ class DistillationObjective(Objective):
         if self.constraint == "logits" and isinstance(policy.action_space, NESTED):
             raise ArgumentError(f"`constraint`='logits' cannot work with {policy.action_space}: use 'kl' or 'reverse_kl'")
 
+    @override
     def value_targets(self, rollout: Rollout, gamma: Any) -> np.ndarray:
         values = rollout.arrays["old_values"]
         return values + rollout.gae(values, rollout.arrays["last_values"][:, 0], gamma, self.td_lambda)
 
+    @override
     def is_due(self, n_samples: int) -> bool:
         return n_samples > self.delay
 
+    @override
     def recorded(self, policy: PhasicActorCriticPolicy, batch: Any) -> th.Tensor:
         """Return V(s) of the value network after its epochs, raw logits if constrained, and the parameters of π_old(.|s)."""
         distribution, latent_pi, latent_vf, _ = policy.evaluate_batch(batch)
         logits = [policy.action_net(latent_pi)] if self.constraint == "logits" else []
         return th.cat([policy.value_net(latent_vf), *logits, policy.actions.parameters(distribution)], dim=1)
 
+    @override
     def kl_to_recorded(self, policy: PhasicActorCriticPolicy, distribution: Distribution, recorded: th.Tensor) -> th.Tensor:
         n_parameters = policy.actions.parameters(distribution).shape[1]
         return policy.actions.kl_divergence(distribution, recorded[:, -n_parameters:], self.constraint == "reverse_kl")
 
+    @override
     def auxiliary_losses(self, policy: PhasicActorCriticPolicy, batch: Any, coefficients: Coefficients) -> Losses:
         distribution, latent, _, _ = policy.evaluate_batch(batch, reads=("distribution", "latent_pi"), auxiliary=True)
         error = head_loss(policy.aux_value_net, latent, batch.recorded[:, 0], coefficients.value_unit)

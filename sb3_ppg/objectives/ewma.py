@@ -11,6 +11,7 @@ from typing import Any, ClassVar, cast
 import numpy as np
 import torch as th
 from torch.optim.swa_utils import AveragedModel
+from typing_extensions import override
 
 from sb3_ppg import losses
 from sb3_ppg.arguments import BELOW_ONE, check_value, number, require
@@ -49,9 +50,11 @@ class DecoupledObjective(Objective):
         self.proximal.get_buffer("n_averaged").fill_(0)
         self.proximal.update_parameters(policy)  # the first is copied
 
+    @override
     def before_policy_phase(self, policy: PhasicActorCriticPolicy) -> None:
         self.restart(policy)
 
+    @override
     def policy_gradient(
         self, policy: PhasicActorCriticPolicy, batch: Any, log_prob: th.Tensor, coefficients: Coefficients
     ) -> tuple[th.Tensor, th.Tensor, dict[str, th.Tensor]]:
@@ -113,6 +116,7 @@ class EWMAObjective(DecoupledObjective):
         for name in ("advantage_weight", "advantage_mean", "advantage_variance"):
             self.register_buffer(name, th.zeros((), dtype=th.float64))
 
+    @override
     def check(self, policy: PhasicActorCriticPolicy, arguments: Any) -> None:
         super().check(policy, arguments)
         averages = self.advantage_decay > 0
@@ -127,17 +131,21 @@ class EWMAObjective(DecoupledObjective):
         for mean, parameter in zip(averaged, current, strict=True):
             mean.lerp_(parameter, weight.to(mean.dtype))
 
+    @override
     def before_policy_phase(self, policy: PhasicActorCriticPolicy) -> None:
         """Continue the average within a phase; start it with the current policy, whose parameters may have been set."""
         if self.proximal.get_buffer("n_averaged") == 1:
             self.restart(policy)
 
+    @override
     def after_policy_step(self, policy: PhasicActorCriticPolicy) -> None:
         self.proximal.update_parameters(policy)
 
+    @override
     def after_auxiliary_phase(self, policy: PhasicActorCriticPolicy) -> None:
         self.restart(policy)
 
+    @override
     def normalized_advantages(self, advantages: np.ndarray, device: th.device | str = "cpu") -> np.ndarray:
         if self.advantage_decay == 0:
             return super().normalized_advantages(advantages, device)

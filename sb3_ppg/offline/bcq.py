@@ -12,6 +12,7 @@ from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Schedule
 from stable_baselines3.common.utils import polyak_update
+from typing_extensions import override
 
 from sb3_ppg.arguments import arguments_explained, check_each_argument, require, warn_of_missing_gpu
 from sb3_ppg.arrays import map_arrays
@@ -135,6 +136,7 @@ class BCQ(OffPolicyAlgorithm):
         if _init_setup_model:
             self._setup_model()
 
+    @override
     def _setup_model(self) -> None:
         check_each_argument(self)
         remedy = "SB3 has no n-step buffer for dictionaries of observations; use 1"
@@ -185,6 +187,7 @@ class BCQ(OffPolicyAlgorithm):
 
     # ---- learning ----
 
+    @override
     def learn(
         self,
         total_timesteps: int,
@@ -230,6 +233,7 @@ class BCQ(OffPolicyAlgorithm):
         callback.on_training_end()
         return self
 
+    @override
     def train(self, gradient_steps: int, batch_size: int) -> None:
         """Take gradient steps; raise ``NonFiniteLossError`` if a loss is NaN or infinite."""
         assert self.replay_buffer is not None
@@ -296,6 +300,7 @@ class BCQ(OffPolicyAlgorithm):
 
     # ---- files ----
 
+    @override
     def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
         return ["policy", *(f"policy.{name}" for name in self.policy.optimizer_names)], []
 

@@ -22,6 +22,7 @@ from stable_baselines3.common.torch_layers import (
 )
 from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
 from torch import nn
+from typing_extensions import override
 
 from sb3_ppg.actions import Actions, CategoricalActions, SquashedGaussianActions
 from sb3_ppg.arrays import n_samples
@@ -56,6 +57,7 @@ class ActionVAE(Network):
         self.encoder = self.mlp(action_dim, 2 * self.latent_dim)
         self.decoder = self.mlp(self.latent_dim, action_dim, squash_output=True)
 
+    @override
     def forward(self, obs: Any, actions: th.Tensor) -> tuple[th.Tensor, th.Tensor, th.Tensor]:
         """Return reconstructed actions, (B, A), and mean and standard deviation of their codes, (B, L)."""
         features = self.features_extractor(obs)
@@ -83,6 +85,7 @@ class Perturbation(Network):
         self.phi = phi
         self.layers = self.mlp(action_dim, action_dim, squash_output=True)
 
+    @override
     def forward(self, obs: Any, actions: th.Tensor) -> th.Tensor:
         """Return perturbed actions, (B, S, A), of actions (B, S, A)."""
         return (actions + self.phi * self.layers(self.inputs(obs, actions))).clamp(-1, 1)
@@ -95,6 +98,7 @@ class Critics(Network):
         super().__init__(*network)
         self.critics = nn.ModuleList(self.mlp(action_dim, 1) for _ in range(n_critics))
 
+    @override
     def forward(self, obs: Any, actions: th.Tensor, only_first: bool = False) -> th.Tensor:
         """Return the values of actions, (B, S, A), by all critics or the first: (C, B, S) or (1, B, S)."""
         inputs = self.inputs(obs, actions)
@@ -111,6 +115,7 @@ class QAndImitation(Network):
         self.q_head = nn.Linear(n_latent, n_actions)
         self.imitation_head = nn.Linear(n_latent, n_actions)
 
+    @override
     def forward(self, obs: Any) -> tuple[th.Tensor, th.Tensor]:
         """Return Q(s, .) and the logits of G(.|s), both (B, A)."""
         latent = self.body(self.features_extractor(obs))
@@ -194,15 +199,18 @@ class BCQPolicy(BasePolicy):
             optimizer: Any = optimizer_class
             setattr(self, name, optimizer(network.parameters(), lr=lr_schedule(1), **self.optimizer_kwargs))
 
+    @override
     def set_training_mode(self, mode: bool) -> None:
         """Put all networks except the target networks in training mode, or all in evaluation mode."""
         super().set_training_mode(mode)
         for _, target in self.targets:
             target.eval()
 
+    @override
     def scale_action(self, action: np.ndarray) -> np.ndarray:
         return self.actions.from_environments(th.as_tensor(action)).numpy()
 
+    @override
     def unscale_action(self, scaled_action: np.ndarray) -> np.ndarray:
         return self.actions.for_environments(th.as_tensor(scaled_action)).numpy()
 
@@ -210,6 +218,7 @@ class BCQPolicy(BasePolicy):
         """Return observations as features extractors take them."""
         return preprocess(obs, self.preprocessed_space, self.normalize_images)
 
+    @override
     def _predict(self, observation: PyTorchObs, deterministic: bool = False) -> th.Tensor:
         """
         Return the actions with the highest values among those that the data's policy may take, (B, A) in [-1, 1], or (B,). For
@@ -226,6 +235,7 @@ class BCQPolicy(BasePolicy):
         best = self.critics(obs, actions, only_first=True)[0].argmax(dim=1)
         return actions[th.arange(n_envs, device=best.device), best]
 
+    @override
     def _get_constructor_parameters(self) -> dict[str, Any]:
         return {**self.arguments, "lr_schedule": self._dummy_schedule}
 

@@ -18,6 +18,7 @@ import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.type_aliases import PyTorchObs
 from torch import nn
+from typing_extensions import override
 
 from sb3_ppg.actions import unvalidated_distributions
 from sb3_ppg.arrays import map_arrays, n_samples, parameters_of
@@ -296,6 +297,7 @@ class CompiledPolicy(CompiledFunction):
 
         return run
 
+    @override
     def _call(self, observations: PyTorchObs) -> Any:
         if self.graph is not None:
             return self.graph(observations)

@@ -10,6 +10,7 @@ import torch as th
 from torch import nn
 from torch._higher_order_ops import while_loop
 from torch.optim.adam import adam
+from typing_extensions import override
 
 from sb3_ppg.arrays import map_arrays, n_samples
 from sb3_ppg.losses import Losses
@@ -40,6 +41,7 @@ class MinibatchLosses(nn.Module):
         self.policy, self.objective = policy, objective
         self.losses = losses
 
+    @override
     def forward(self, coefficients: Any, minibatch: Any) -> Losses:
         return self.losses(self.policy, minibatch, coefficients)
 

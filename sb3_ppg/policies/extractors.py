@@ -8,6 +8,7 @@ from stable_baselines3.common.preprocessing import is_image_space
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from torch import nn
 from torch.nn import functional as F
+from typing_extensions import override
 
 from sb3_ppg.errors import ArgumentError
 
@@ -28,6 +29,7 @@ class ImageConv2d(nn.Conv2d):
     of the image, and bfloat16 represents the integers up to 255 exactly.
     """
 
+    @override
     def forward(self, x: th.Tensor) -> th.Tensor:
         if x.dtype != th.uint8:
             return super().forward(x)
@@ -46,6 +48,7 @@ class ResidualBlock(nn.Module):
         for conv in (self.conv0, self.conv1):
             init_normed(conv, math.sqrt(scale))
 
+    @override
     def forward(self, x: th.Tensor) -> th.Tensor:
         branch: th.Tensor = self.conv1(F.relu_(self.conv0(F.relu(x))))
         return branch.add_(x)  # in place where autograd does not need the input, which saves memory
@@ -60,6 +63,7 @@ class ConvStack(nn.Module):
         self.blocks = nn.Sequential(*(ResidualBlock(channels, scale / math.sqrt(n_blocks)) for _ in range(n_blocks)))
         init_normed(self.firstconv, scale=1.0)
 
+    @override
     def forward(self, x: th.Tensor) -> th.Tensor:
         return self.blocks(F.max_pool2d(self.firstconv(x), kernel_size=3, stride=2, padding=1))
 
@@ -80,6 +84,7 @@ class MinAtarCNN(BaseFeaturesExtractor):
         self.conv = nn.Conv2d(in_channels, channels, kernel_size=3)
         self.dense = nn.Linear(channels * (height - 2) * (width - 2), features_dim)
 
+    @override
     def forward(self, observations: th.Tensor) -> th.Tensor:
         x = F.relu(self.conv(observations.permute(0, 3, 1, 2)))
         return F.relu(self.dense(x.flatten(1)))
@@ -134,6 +139,7 @@ class ImpalaCNN(BaseFeaturesExtractor):
         self.dense = nn.Linear(in_channels * height * width, features_dim)
         init_normed(self.dense, scale=1.4)
 
+    @override
     def forward(self, observations: th.Tensor) -> th.Tensor:
         return F.relu_(self.dense(F.relu_(self.stacks(observations)).flatten(1)))
 

@@ -5,6 +5,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch as th
 from torch import nn
+from typing_extensions import override
 
 from sb3_ppg import losses
 
@@ -56,11 +57,13 @@ class ValueHead(nn.Linear):
         self.register_buffer("mean", th.zeros(()))
         self.register_buffer("std", th.ones(()))
 
+    @override
     def forward(self, latent: th.Tensor) -> th.Tensor:
         if self.layers is not None:
             latent = self.layers(latent)
         return th.addcmul(self.mean, self.std, super().forward(latent))
 
+    @override
     def _load_from_state_dict(self, state_dict: dict[str, th.Tensor], prefix: str, *args: Any) -> None:
         """Load weights; those of a head without a unit, such as PPO's, predict in the unit of the return."""
         initial = {f"{prefix}mean": th.zeros_like(self.mean), f"{prefix}std": th.ones_like(self.std)}

@@ -13,6 +13,7 @@ from stable_baselines3.common.distributions import Distribution
 from stable_baselines3.common.torch_layers import MlpExtractor
 from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
 from torch import nn
+from typing_extensions import override
 
 from sb3_ppg.arrays import n_samples, parameters_of
 from sb3_ppg.errors import ArgumentError
@@ -180,6 +181,7 @@ class RecurrentPhasicActorCriticPolicy(PhasicActorCriticPolicy, RecurrentActorCr
         added = [network.parameters() for network in (self.lstm_actor, self.critic, self.lstm_critic) if network is not None]
         self.optimizer = self.make_optimizer(lr_schedule(1), chain(parameters_of(self.optimizer), *added))
 
+    @override
     def _get_constructor_parameters(self) -> dict[str, Any]:
         data = super()._get_constructor_parameters()
         data.update(
@@ -191,9 +193,11 @@ class RecurrentPhasicActorCriticPolicy(PhasicActorCriticPolicy, RecurrentActorCr
         )
         return data
 
+    @override
     def _build_mlp_extractor(self) -> None:
         RecurrentActorCriticPolicy._build_mlp_extractor(self)
 
+    @override
     def evaluate(
         self,
         obs: PyTorchObs,
@@ -238,9 +242,11 @@ class RecurrentPhasicActorCriticPolicy(PhasicActorCriticPolicy, RecurrentActorCr
             distribution = self._get_action_dist_from_latent(latent_pi)
         return Evaluation(distribution, latent_pi, latent_vf, RNNStates(states_pi, states_vf))
 
+    @override
     def network_inputs(self, batch: Any) -> tuple:
         return batch.observations, unpack_states(batch.lstm_states), batch.episode_starts
 
+    @override
     def forward(  # type: ignore[override]
         self, obs: PyTorchObs, lstm_states: RNNStates, episode_starts: th.Tensor, deterministic: bool = False
     ) -> tuple[th.Tensor, th.Tensor, th.Tensor, RNNStates]:
@@ -248,6 +254,7 @@ class RecurrentPhasicActorCriticPolicy(PhasicActorCriticPolicy, RecurrentActorCr
         evaluation = self.evaluate(obs, lstm_states, episode_starts, reads=(*ALL_FIELDS, "lstm_states"))
         return *self._act(evaluation, deterministic), evaluation.lstm_states
 
+    @override
     def get_distribution(  # type: ignore[override]
         self, obs: PyTorchObs, lstm_states: tuple[th.Tensor, ...], episode_starts: th.Tensor
     ) -> tuple[Distribution, tuple[th.Tensor, ...]]:
@@ -256,18 +263,21 @@ class RecurrentPhasicActorCriticPolicy(PhasicActorCriticPolicy, RecurrentActorCr
         evaluation = self.evaluate(obs, states, episode_starts, reads=("distribution", "lstm_states"))
         return evaluation.distribution, evaluation.lstm_states.pi
 
+    @override
     def predict_values(  # type: ignore[override]
         self, obs: PyTorchObs, lstm_states: tuple[th.Tensor, ...], episode_starts: th.Tensor
     ) -> th.Tensor:
         """Return V(s), (B, 1), from the states of the value function's LSTM before each sequence."""
         return super().predict_values(obs, RNNStates(lstm_states, lstm_states), episode_starts)
 
+    @override
     def _predict(  # type: ignore[override]
         self, observation: PyTorchObs, lstm_states: Any, episode_starts: th.Tensor, deterministic: bool = False
     ) -> tuple[th.Tensor, tuple[th.Tensor, ...]]:
         distribution, states = self.get_distribution(observation, lstm_states, episode_starts)
         return self._chosen(distribution, deterministic), states
 
+    @override
     def predict(  # type: ignore[override]
         self,
         observation: np.ndarray | dict[str, np.ndarray],

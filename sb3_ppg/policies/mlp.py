@@ -29,6 +29,7 @@ from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
 from stable_baselines3.common.utils import is_vectorized_observation
 from torch import nn
 from torch.nn.parameter import is_lazy
+from typing_extensions import override
 
 from sb3_ppg.actions import (
     NESTED,
@@ -59,6 +60,7 @@ class SharedTrunk(MlpExtractor):
         super().__init__(features_dim, dict(pi=trunk, vf=[]), activation_fn, device)
         self.latent_dim_vf = self.latent_dim_pi
 
+    @override
     def forward_critic(self, features: th.Tensor) -> th.Tensor:
         return self.policy_net(features)
 
@@ -196,6 +198,7 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
                 f"{type(self.mlp_extractor).__name__}; derive it from sb3_ppg.policies.SharedTrunk, or use architecture='dual'"
             )
 
+    @override
     def _get_constructor_parameters(self) -> dict[str, Any]:
         data = super()._get_constructor_parameters()
         data.update(
@@ -209,6 +212,7 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
             data["squash_output"] = True
         return data
 
+    @override
     def _build_mlp_extractor(self) -> None:
         if self.architecture == "dual":
             super()._build_mlp_extractor()
@@ -222,6 +226,7 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
                 )
             self.mlp_extractor = SharedTrunk(self.features_dim, trunk, self.activation_fn, self.device)
 
+    @override
     def _build(self, lr_schedule: Schedule) -> None:
         with th.no_grad():  # in SB3, gSDE's noise has a graph, so that it could not be copied
             super()._build(lr_schedule)
@@ -243,6 +248,7 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
         # SB3's optimizer does not know the heads
         self.optimizer = self.make_optimizer(lr_schedule(1), self.parameters())
 
+    @override
     def make_features_extractor(self) -> BaseFeaturesExtractor:
         is_dict = isinstance(self.observation_space, spaces.Dict)
         if self.features_extractor_class is (FlattenExtractor if is_dict else CombinedExtractor):
@@ -319,6 +325,7 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
         self.actions.check_conversion(distribution)
 
     @property
+    @override
     def squash_output(self) -> bool:
         """True if the distribution's actions lie in [-1, 1], and are scaled to the action space's bounds."""
         return self.actions.bounded
@@ -354,6 +361,7 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
         """Current unit of both value heads, in the units of the (normalized) return; initially one."""
         return 1.0 if lacks_for_units(self.value_net) else float(self.value_net.std.mean())
 
+    @override
     def parameters_to_vector(self) -> np.ndarray:
         """Return all parameters in one array, (n_parameters,). (SB3's method needs contiguous parameters.)"""
         return th.cat([parameter.detach().reshape(-1) for parameter in self.parameters()]).cpu().numpy()
@@ -389,6 +397,7 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
             distribution = self._get_action_dist_from_latent(latent_pi)
         return Evaluation(distribution, latent_pi, latent_vf)
 
+    @override
     def extract_features(self, obs: PyTorchObs, features_extractor: BaseFeaturesExtractor | None = None) -> Any:
         """
         Extract features, in bfloat16 with ``mixed_precision="bf16"``; parameters and the result are float32.
@@ -414,6 +423,7 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
                 return features_extractor(obs).float()
         return features_extractor(obs)
 
+    @override
     def _get_action_dist_from_latent(self, latent_pi: th.Tensor) -> Distribution:
         """
         Return the distribution as a new object, unlike SB3, so that a thread that predicts does not change that of a thread
@@ -435,7 +445,8 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
         self.acted_on = None
         return distribution
 
-    @property
+    @property  # type: ignore[explicit-override] # which mypy does not see on properties with a setter
+    @override
     def action_dist(self) -> Distribution:
         """SB3's distribution object. Its latest distribution is computed here if a compiled policy has acted."""
         observations, self.acted_on = self.acted_on, None
@@ -448,6 +459,7 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
     def action_dist(self, distribution: Distribution) -> None:
         self._action_dist = distribution
 
+    @override
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for a copy or a pickle, without the latest distribution, which has a graph."""
         action_dist = copy.copy(self._action_dist)
@@ -455,12 +467,14 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
             vars(action_dist).pop(name, None)
         return {**vars(self), "_action_dist": action_dist, "acted_on": None}
 
+    @override
     def reset_noise(self, n_envs: int = 1) -> None:
         with th.no_grad():  # without a graph
             super().reset_noise(n_envs)
 
     # ---- derived from `evaluate`; the context is its arguments after the observations ----
 
+    @override
     def forward(self, obs: PyTorchObs, deterministic: bool = False, **context: Any) -> tuple[th.Tensor, th.Tensor, th.Tensor]:
         """Return actions, (B, ...); V(s), (B, 1); log π(a|s), (B,)."""
         return self._act(self.evaluate(obs, **context), deterministic)
@@ -471,6 +485,7 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
         log_prob = evaluation.distribution.log_prob(actions)
         return actions.reshape(-1, *self.actions.shape), values, log_prob
 
+    @override
     def evaluate_actions(
         self, obs: PyTorchObs, actions: th.Tensor, *context: Any, **named: Any
     ) -> tuple[th.Tensor, th.Tensor, th.Tensor | None]:
@@ -479,9 +494,11 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
         distribution = evaluation.distribution
         return self.value_net(evaluation.latent_vf), distribution.log_prob(actions), distribution.entropy()
 
+    @override
     def get_distribution(self, obs: PyTorchObs, *context: Any, **named: Any) -> Distribution:
         return self.evaluate(obs, *context, **named, reads=("distribution",)).distribution
 
+    @override
     def predict_values(self, obs: PyTorchObs, *context: Any) -> th.Tensor:
         """Return V(s) of the true value function, (B, 1)."""
         return self.value_net(self.evaluate(obs, *context, reads=("latent_vf",)).latent_vf)
@@ -506,6 +523,7 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
         values, aux_values = self.value_net(latent_vf).squeeze(1), self.aux_value_net(latent_pi).squeeze(1)
         return AuxiliaryEvaluation(distribution, aux_values, values, latent_pi)
 
+    @override
     def obs_to_tensor(self, observation: Any) -> tuple[PyTorchObs, bool]:
         """Convert an observation to tensors, like SB3's method, which fails for parts of shape (0,)."""
         is_batch: list[bool] = []
@@ -520,6 +538,7 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
         parts = getattr(self.observation_space, "spaces", self.observation_space)
         return map_arrays(tensor, parts, observation), any(is_batch)
 
+    @override
     def _predict(self, observation: PyTorchObs, deterministic: bool = False, **context: Any) -> th.Tensor:
         return self._chosen(self.get_distribution(observation, **context), deterministic)
 
@@ -530,6 +549,7 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
         actions = distribution.distribution.sample()
         return actions if distribution.bijector is None else distribution.bijector.forward(actions)
 
+    @override
     def predict(
         self,
         observation: np.ndarray | dict[str, np.ndarray],

@@ -9,6 +9,7 @@ from typing import Any
 
 from stable_baselines3.common.callbacks import EventCallback
 from stable_baselines3.common.type_aliases import MaybeCallback
+from typing_extensions import override
 
 from sb3_ppg.arguments import check_value, count, optional
 from sb3_ppg.callbacks import PhasicCallback, called_by, every
@@ -99,6 +100,7 @@ class PhasicCheckpointCallback(PhasicCallback):
         """Return the arguments that must be equal in all processes."""
         return [self.save_freq, self.name_prefix, self.keep]
 
+    @override
     def _on_training_start(self) -> None:
         self._n_rollouts = 0
         self.failed_mid_iteration = False
@@ -111,12 +113,14 @@ class PhasicCheckpointCallback(PhasicCallback):
         self._saved = [path for _, path, run in there if run == self._run]
         self._latest = there[-1][0] if there else 0
 
+    @override
     def _on_rollout_start(self) -> None:
         """Save the iteration before, whose update is over."""
         if self._n_rollouts > 0 and self._n_rollouts % self.save_freq == 0:
             self.save()
         self._n_rollouts += 1
 
+    @override
     def _on_training_end(self) -> None:
         if not self.failed_mid_iteration:
             self.save()

@@ -6,6 +6,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 from stable_baselines3.common.vec_env import VecEnv, VecMonitor
+from typing_extensions import override
 
 from sb3_ppg.errors import PROCGEN_GAMES, ArgumentError, nearest, remedy_for_environment
 
@@ -75,6 +76,7 @@ def make_minatar(**kwargs: Any) -> gym.Env:
 class _Enlarged(gym.Wrapper):
     """MinAtar's pictures have one pixel per cell and numbers from 0 to 1; these have 240x240 pixels of type uint8."""
 
+    @override
     def render(self) -> Any:
         picture = self.env.render()
         if self.render_mode != "rgb_array":

@@ -25,6 +25,7 @@ from stable_baselines3.common.callbacks import CheckpointCallback, EvalCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.utils import LinearSchedule
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
+from typing_extensions import override
 
 from sb3_ppg import PPG, MaskablePPG, PhasicCallback, PhasicCheckpointCallback, aux_buffer_path
 from sb3_ppg.arguments import argument_names
@@ -109,6 +110,7 @@ class Manager(ExperimentManager):
 
     # ---- hyperparameters ----
 
+    @override
     def read_hyperparameters(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Use the entry of a family of environments where the file has none for the environment."""
         is_search = self.optimize_hyperparameters and self.trial_id is None
@@ -151,6 +153,7 @@ class Manager(ExperimentManager):
             self.eval_env_kwargs = {**env_kwargs, "num_levels": 0, "start_level": 0}
             self.args.eval_env_kwargs = self.eval_env_kwargs  # saved for `report` and others
 
+    @override
     def _preprocess_hyperparams(self, hyperparams: dict[str, Any]) -> tuple:
         """
         Add presets, and replace the Zoo's schedules by SB3's: a model that holds the Zoo's could only be loaded where the Zoo
@@ -183,6 +186,7 @@ class Manager(ExperimentManager):
 
     # ---- what a run needs ----
 
+    @override
     def create_log_folder(self) -> None:
         """Make the folder of a new run, or go on with the run there, if all processes can write in it."""
         self.saved_hyperparams |= {"n_timesteps": int(self.n_timesteps)}
@@ -247,11 +251,13 @@ class Manager(ExperimentManager):
                 (folder / self.env_name / "vecnormalize.pkl").unlink(missing_ok=True)
         return checkpoint
 
+    @override
     def _save_config(self, saved_hyperparams: dict[str, Any]) -> None:
         """Save hyperparameters and options once, in the first process, with the steps of this run (``-n``)."""
         if rank() == 0:
             super()._save_config(self.saved_hyperparams)
 
+    @override
     def create_callbacks(self) -> None:
         """Evaluate under action masks, and keep the evaluations of a run that goes on."""
         evaluating = _MaskableEvaluations if self.is_masked else EvalCallback if self.algo in OFFLINE else _Evaluations
@@ -263,6 +269,7 @@ class Manager(ExperimentManager):
                     callback.n_calls = self.n_steps_before // (self.n_envs * n_processes())  # counts to the next evaluation
                     restore_evaluations(callback, self.n_steps_before)
 
+    @override
     def create_envs(self, n_envs: int, eval_env: bool = False, no_log: bool = False) -> VecEnv:
         """Make Procgen's games in one EnvPool, and number monitor files so that none is overwritten."""
         is_logged = not (eval_env or no_log)
@@ -280,6 +287,7 @@ class Manager(ExperimentManager):
         ):
             return super().create_envs(n_envs, eval_env, no_log)
 
+    @override
     def _load_pretrained_agent(self, hyperparams: dict[str, Any], env: VecEnv) -> BaseAlgorithm:
         """Load the auxiliary buffer in the model's folder, too."""
         is_same_run = self.n_steps_before > 0
@@ -303,6 +311,7 @@ class Manager(ExperimentManager):
 
     # ---- learning ----
 
+    @override
     def learn(self, model: BaseAlgorithm) -> None:
         """Train with our checkpoints in place of SB3's. Counters go on in a run that goes on."""
         if not isinstance(model, PPG):
@@ -336,6 +345,7 @@ class Manager(ExperimentManager):
             print(f"A signal has ended the run after {model.num_timesteps} steps: --run-folder {self.save_path} goes on")
             raise
 
+    @override
     def save_trained_model(self, model: BaseAlgorithm) -> None:
         """
         Save the model and, with ``--save-replay-buffer``, its auxiliary buffer; save also the number of steps of a run that
@@ -354,6 +364,7 @@ class Manager(ExperimentManager):
 
     # ---- searching ----
 
+    @override
     def hyperparameters_optimization(self) -> None:
         evaluating = _MaskableTrialEvalCallback if self.is_masked else TrialEvalCallback
         with patch.object(rl_zoo3.exp_manager, "TrialEvalCallback", evaluating):
@@ -364,6 +375,7 @@ class Manager(ExperimentManager):
             remedy = f"train it with {options}" if self.storage else "only a search with --storage keeps it for training"
             print(f"The best trial is number {number}; {remedy}")
 
+    @override
     def objective(self, trial: optuna.Trial) -> float:
         """Tell our samplers the budget of a trial."""
         self.study = trial.study
@@ -394,11 +406,13 @@ class _Evaluations(EvalCallback):
     agent may repeat an action without effect forever.
     """
 
+    @override
     def _log_success_callback(self, locals_: dict[str, Any], globals_: dict[str, Any]) -> None:
         super()._log_success_callback(locals_, globals_)
         if locals_["current_lengths"][locals_["i"]] > self.model._total_timesteps:
             raise _EndlessEpisode
 
+    @override
     def _on_step(self) -> bool:
         try:
             return super()._on_step()
