@@ -32,8 +32,8 @@ COUNTERS = ("num_timesteps", "_n_updates", "_n_rollouts", "_n_aux_phases")
 
 class PhasicInterface(OnPolicyAlgorithm):
     """
-    The members of an algorithm that checks of arguments, the collection of rollouts, the guards of a run and its files use.
-    All other parts get what they use. ``PhasicAlgorithm`` completes it.
+    The members of an algorithm that checks of arguments, the collection of rollouts, the guards of a run, its files, the prior
+    and warm starts use. All other parts get what they use. ``PhasicAlgorithm`` completes it.
     """
 
     policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {

@@ -16,7 +16,7 @@ from sb3_ppg.optim.diagnostics import auxiliary_summary, leaf_summary, policy_ph
 from sb3_ppg.optim.update import Update, mean_losses
 from sb3_ppg.optim.value_units import change_value_units, set_value_units
 from sb3_ppg.phasic_algorithm import PhasicAlgorithm
-from sb3_ppg.training.checks import check_extras, check_rollout
+from sb3_ppg.training.checks import check_extras, check_keys, check_rollout
 from sb3_ppg.training.preparing import recompute_advantages, record_references
 
 
@@ -169,6 +169,7 @@ class PPG(PhasicAlgorithm):
                         self.auxiliary_phase()
         self.rollout_end = None  # set by the next `collect_rollouts`
         average_batch_statistics([self.policy, self.objective])
+        self._compiles_updates = self._compiles_updates and not self.compiled_training.has_stopped
         self.logger.record("time/update_seconds", time.perf_counter() - start)
 
     def policy_phase(self) -> None:
@@ -221,7 +222,7 @@ class PPG(PhasicAlgorithm):
         """Prepare the latest rollout and replayed ones: value targets, advantages, value unit, the objective's data."""
         objective, replay, own = self.objective, self.replay, {*latest.arrays}
         check_rollout(self, latest)
-        latest.arrays["targets"] = objective.value_targets(latest, self.gamma)
+        latest.arrays["targets"] = objective.value_targets(latest, self.rollout_buffer.gamma)
         self._normalize_advantages(latest)
         self._n_rollouts += 1
         self._update_value_units(latest.arrays["targets"])
@@ -235,11 +236,13 @@ class PPG(PhasicAlgorithm):
             extras = objective.extras(self.policy, rollout)
             check_extras(objective, extras, own)
             rollout.arrays |= extras
+        check_keys(self, latest)
 
     def update_advantages(self, rollout: Rollout) -> None:
         """Recompute a rollout's advantages and value targets with the current value function."""
         batch_size = self.resolved_micro_batch_size() or max(self.batch_size, 1024)
-        recompute_advantages(rollout, self.policy, self.next_values, self.gamma, self.gae_lambda, batch_size)
+        discounts = (self.rollout_buffer.gamma, self.rollout_buffer.gae_lambda)  # which a callback may change
+        recompute_advantages(rollout, self.policy, self.next_values, *discounts, batch_size)
         self._normalize_advantages(rollout)
 
     def _normalize_advantages(self, rollout: Rollout) -> None:

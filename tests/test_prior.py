@@ -7,7 +7,7 @@ from gymnasium import spaces
 from sb3_contrib import MaskablePPO, RecurrentPPO
 from stable_baselines3 import PPO
 from stable_baselines3.common.utils import LinearSchedule
-from stable_baselines3.common.vec_env import VecNormalize
+from stable_baselines3.common.vec_env import VecFrameStack, VecNormalize
 
 from sb3_ppg import PPG, ArgumentError, MaskablePPG, PhasicCallback, RecurrentPPG, hub
 from sb3_ppg.family import FAMILY, with_preset
@@ -205,7 +205,9 @@ def test_what_cannot_be_a_prior_is_refused_by_name():
             PPG("MlpPolicy", random_envs(), **SMALL, prior=agent)
 
 
-def test_buffers_that_hide_what_it_needs_are_refused():
+def test_environments_and_buffers_that_hide_what_it_needs_are_refused():
+    with pytest.raises(ArgumentError, match=r"`prior`.*a wrapper around VecNormalize"):
+        PPG("MlpPolicy", VecFrameStack(VecNormalize(random_envs()), 2), **SMALL, prior="self")
     with pytest.raises(ArgumentError, match=r"`rollout_buffer_class`.*its own `get`"):
         PPG("MlpPolicy", random_envs(), **SMALL, prior="self", rollout_buffer_class=EveryOther)
 

@@ -20,8 +20,8 @@ class RolloutReplay:
     The latest rollouts, in the order in which they were collected. An epoch uses all samples of those that are due: the last
     ``n`` rollouts for its kind of epoch, except those that have reached the maximum number of uses.
 
-    Arrays are the same objects as in ``AuxBuffer``, so that observations that the auxiliary phase needs as well exist once.
-    Clipped value losses are clipped around the values at collection.
+    Arrays are the same objects as in an ``AuxBuffer`` in memory, until they are read from files. Clipped value losses are
+    clipped around the values at collection.
 
     :param policy_rollouts: number of the latest rollouts that the policy's epochs (or joint ones) use
     :param value_rollouts: number of the latest rollouts that epochs on the value function alone use. None: the same number
@@ -55,9 +55,11 @@ class RolloutReplay:
 
     def shortage(self, observations: Observations) -> str:
         """Return how much memory further rollouts with such observations lack; empty if there is enough."""
+        if self.capacity == 1:
+            return ""
         available = available_memory()
         needed = (self.capacity - len(self.rollouts)) * n_bytes(observations) * n_local_processes()
-        if self.capacity == 1 or needed <= available:
+        if needed <= available:
             return ""
         return (
             f"the observations of {self.capacity} rollouts take {needed:,} more bytes, but only {available:,} are available "

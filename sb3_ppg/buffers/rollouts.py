@@ -46,6 +46,10 @@ class RolloutEnd(NamedTuple):
     memory: np.ndarray | None = None
 
 
+# Names that a buffer's own arrays cannot have
+RESERVED = {"old_values", "old_log_prob", "targets", "number", *(f"last_{name}" for name in RolloutEnd._fields)}
+
+
 @dataclass(eq=False)
 class Rollout:
     """
@@ -75,6 +79,7 @@ class Rollout:
         :param end: state after the rollout. None: it is not known, and nothing needs it
         :param steps: some of the steps
         """
+        _undo_get(buffer)
         found, arrays = arrays_by_step(buffer), {}
         own = buffer if has_own_samples(buffer) else None
         if own is not None:
@@ -90,7 +95,7 @@ class Rollout:
             arrays["action_masks"] = arrays["action_masks"].astype(bool)
         last = {} if end is None else {f"last_{name}": one for name, one in end._asdict().items() if one is not None}
         arrays |= map_arrays(lambda array: np.array(array)[:, None], last)
-        return cls(arrays, getattr(buffer, "states", ()), buffer=own)
+        return cls(arrays, getattr(type(buffer), "states", ()), buffer=own)
 
     def select(self, names: Iterable[str]) -> "Rollout":
         """Return a rollout with these arrays alone."""
@@ -164,7 +169,7 @@ def batches(rollouts: Sequence[Rollout], parts: Sequence[np.ndarray], length: in
     pieces = [_pieces(rollout, names, length) for rollout in rollouts]
     n_sequences, n_at_once = rollouts[0].n_samples // length, 1
     if length == 1:
-        sample_bytes = n_bytes(rollouts[0].arrays["observations"]) / n_sequences
+        sample_bytes = n_bytes(rollouts[0].arrays) / n_sequences
         n_at_once = max(1, int(GATHERED_BYTES / max(1, sample_bytes * len(parts[0]))))
     for start in range(0, len(parts), n_at_once):
         some = parts[start : start + n_at_once]
@@ -256,7 +261,7 @@ def is_recomputable(rollout_buffer: RolloutBuffer) -> bool:
 
 def has_own_samples(rollout_buffer: RolloutBuffer) -> bool:
     """Return whether a class has its own way to draw minibatches; ``own_batches`` calls it."""
-    return not (_is_sb3s(rollout_buffer, "get") and _is_sb3s(rollout_buffer, "_get_samples"))
+    return not all(_is_sb3s(rollout_buffer, method) for method in ("get", "_get_samples", "to_torch"))
 
 
 def _is_sb3s(rollout_buffer: RolloutBuffer, method: str) -> bool:
@@ -273,6 +278,20 @@ def reset_rollout_buffer(rollout_buffer: RolloutBuffer) -> None:
     assigned = {name: value for name, value in vars(rollout_buffer).items() if value is not before.get(name)}
     names = {name for name, value in assigned.items() if all(isinstance(leaf, np.ndarray) for leaf in leaves_of(value))}
     rollout_buffer.replaceable = names  # type: ignore[attr-defined]
+
+
+def _undo_get(rollout_buffer: RolloutBuffer) -> None:
+    """Bring arrays that SB3's ``get`` has flattened, environment by environment, back into the order of steps."""
+    if not rollout_buffer.generator_ready:
+        return
+    sizes = (rollout_buffer.n_envs, rollout_buffer.buffer_size)
+    for name in ("observations", "actions", "action_masks", "values", "log_probs", "advantages", "returns"):
+        if name in vars(rollout_buffer):
+            n_own = 0 if name in ("values", "log_probs", "advantages", "returns") else None  # dimensions of a step's number
+            array = vars(rollout_buffer)[name]
+            back = map_arrays(lambda leaf, n=n_own: leaf.reshape(*sizes, *leaf.shape[1:][:n]).swapaxes(0, 1), array)
+            setattr(rollout_buffer, name, back)
+    rollout_buffer.generator_ready = False
 
 
 def arrays_by_step(rollout_buffer: RolloutBuffer) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from typing_extensions import override
 
 from sb3_ppg import losses
-from sb3_ppg.arguments import check_value, number, require
+from sb3_ppg.arguments import check_value, count, number, require
 from sb3_ppg.arrays import map_arrays
 from sb3_ppg.buffers.rollouts import Rollout
 from sb3_ppg.errors import ArgumentError
@@ -47,6 +47,7 @@ class AdvantageHeadObjective(Objective):
 
     def __init__(self, policy: PhasicActorCriticPolicy, advantage_coef: float = 0.25, value_frequency: int = 1) -> None:
         super().__init__(policy)
+        check_value("value_frequency", value_frequency, count())
         check_value("advantage_coef", advantage_coef, number(0, MAX_WEIGHT))
         self.advantage_coef = advantage_coef
         self.value_frequency = value_frequency

@@ -335,7 +335,7 @@ class CompiledTraining:
         self.verbose = 0
         self._steps: dict[tuple[Any, ...], CompiledStep] = {}
         self._policy: CompiledPolicy | None = None
-        self._has_stopped = False
+        self.has_stopped = False  # after an error, in this run and what continues it
         self.reported: set[str] = set()  # errors that the user has been warned about
 
     def begin(
@@ -357,9 +357,9 @@ class CompiledTraining:
         :param earlier: whether the run that this one continues was compiled: "auto" keeps its choice, because compiled updates
             round differently. None: it is a new run
         """
-        self.is_asked_for, self.verbose = choice is True, verbose
+        self.is_asked_for, self.verbose, self.has_stopped = choice is True, verbose, False
         if choice == "auto" and earlier is not None:
-            choice = earlier and not self._has_stopped
+            choice = earlier
         elif choice == "auto":
             choice = reason_against(policy, objective) is None and is_worthwhile(policy, n_steps, n_passes)
         reason = (reason_against(policy, objective) or missing_compiler(policy.device)) if choice else None
@@ -392,7 +392,7 @@ class CompiledTraining:
 
     def stop(self) -> None:
         """Go on without compiled functions, also in a run that continues this one."""
-        self.is_enabled, self._has_stopped = False, True
+        self.is_enabled, self.has_stopped = False, True
         self._steps, self._policy = {}, None
 
 

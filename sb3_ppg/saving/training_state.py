@@ -13,9 +13,10 @@ import numpy as np
 import torch as th
 from stable_baselines3.common.running_mean_std import RunningMeanStd
 
+from sb3_ppg.arrays import map_arrays
 from sb3_ppg.buffers.replay import KINDS
 from sb3_ppg.buffers.rollout_buffers import NormalizedRewardRolloutBuffer
-from sb3_ppg.buffers.rollouts import Rollout, leaves_of
+from sb3_ppg.buffers.rollouts import Rollout, leaves_of, smallest_observations
 from sb3_ppg.distributed import rank_and_size
 from sb3_ppg.environments.watched import all_statistics
 from sb3_ppg.errors import ArgumentError, ModelFormatError, NonFiniteError, raised_as, warn
@@ -195,7 +196,8 @@ def _read_rollout(archive: Any, name: str, model: PhasicInterface, keys: Iterabl
     :param keys: names of arrays that have to be there
     """
     step, allowed = Rollout.of(model.rollout_buffer, steps=slice(1)), model.allow_nonfinite_observations
-    known = step.arrays | {"last_observations": step.arrays["observations"]}
+    last = map_arrays(lambda array: array[:, None], smallest_observations(model.rollout_buffer, 1))
+    known = step.arrays | {"last_observations": last}
     names = [file.removeprefix(f"{name}/").split("/")[0] for file in archive.files if file.startswith(f"{name}/")]
     arrays = {key: _read(archive, f"{name}/{key}", known.get(key), 2, allowed) for key in dict.fromkeys([*names, *keys])}
     sizes = {leaf.shape[:2] for leaf in leaves_of(arrays)}

@@ -14,12 +14,13 @@ from sb3_ppg.arguments import FINITE, argument_value, arguments_of, check_each_a
 from sb3_ppg.buffers.rollout_buffers import RewardNormalizer
 from sb3_ppg.buffers.rollouts import (
     POLICY_KEYS,
+    RESERVED,
     Rollout,
     has_own_samples,
     is_recomputable,
     smallest_observations,
 )
-from sb3_ppg.environments.watched import normalizers
+from sb3_ppg.environments.watched import normalizers, only_normalizer
 from sb3_ppg.errors import ArgumentError, warn
 from sb3_ppg.objectives import Objective, objective_name
 from sb3_ppg.phasic_interface import PhasicInterface
@@ -88,6 +89,7 @@ def check_arguments(model: PhasicInterface) -> None:
     check_vector_rewards(model)
     if hasattr(model, "aux_buffer"):  # the model is complete
         check_networks(model)
+        check_prior(model)
         check_value_warmup(model)
         check_auxiliary_batches(model)
         check_objective(model)
@@ -106,6 +108,14 @@ def check_networks(model: PhasicInterface) -> None:
         lacking = lacks_for_units(head)
         remedy = f"`{name}` has no {', '.join(lacking)}, see sb3_ppg.policies.HasUnits; use a ValueHead from there, or False"
         require(model, not lacking, "normalize_value_targets", remedy)
+
+
+def check_prior(model: PhasicInterface) -> None:
+    """Refuse a prior that would see other observations than the policy does."""
+    normalizer = None if model.prior is None or model.env is None else only_normalizer(model.env)
+    is_outermost = normalizer is None or not normalizer.norm_obs or normalizer.observation_space == model.observation_space
+    remedy = "a wrapper around VecNormalize changes the observations, which a prior sees as they were before: put it inside"
+    require(model, is_outermost, "prior", remedy)
 
 
 def check_value_warmup(model: PhasicInterface) -> None:
@@ -129,16 +139,15 @@ def check_objective(model: PhasicInterface) -> None:
     has_others = model.policy_keys != POLICY_KEYS or model.reward_weights is not None or model.objective.needs_rollout_end
     has_others |= cls.extras is not Objective.extras or cls.value_targets is not Objective.value_targets
     remedy = (
-        "its own `get` or `_get_samples` draws PPO's data, and for the policy phase alone; use n_aux_epochs=0, without "
+        "its own `get`, `_get_samples` or `to_torch` draws PPO's data, and for the policy phase alone; use n_aux_epochs=0, without "
         "replay_kwargs, recompute_advantages, prior, reward_weights, memory, masks and objectives with data of their own; or "
         "SB3's class, and aux_buffer_kwargs=dict(storage='mmap') to save memory"
     )
     is_possible = not has_own_samples(model.rollout_buffer) or not (needs_rollout or has_others)
     require(model, is_possible, "rollout_buffer_class", remedy)
-    inputs = {"observations", "targets", "recorded", *model.policy.input_keys}
-    repeated = ({*model.objective.policy_keys} & {*POLICY_KEYS, *inputs}) | ({*model.objective.aux_keys} & inputs)
-    remedy = f"minibatches have {', '.join(sorted(repeated))} anyway: leave them out of its keys, and rename own data"
-    require(model, not repeated, "objective", remedy)
+    taken = RESERVED & vars(model.rollout_buffer).keys()
+    remedy = f"its {', '.join(sorted(taken))} would replace an array that training needs; rename it"
+    require(model, not taken, "rollout_buffer_class", remedy)
     if cls.value_targets is not Objective.value_targets:
         remedy = f"{cls.__name__} has its own value targets, which are scalar and not recomputed; use "
         require(model, model.reward_weights is None, "reward_weights", f"{remedy}another objective, or None")
@@ -161,6 +170,17 @@ def check_rollout(model: PhasicInterface, rollout: Rollout) -> None:
             f"`objective`={objective_name(type(model.objective))!r}, `replay_kwargs` or `recompute_advantages` as they are "
             f"need the end of the rollout, which `{type(model).__name__}.collect_rollouts` has not stored: set "
             "`self.rollout_end` to a sb3_ppg.buffers.rollouts.RolloutEnd there"
+        )
+
+
+def check_keys(model: PhasicInterface, rollout: Rollout) -> None:
+    """Refuse an objective one of whose keys is no array of a complete rollout."""
+    kept = model.aux_keys if model.n_aux_epochs > 0 else ()
+    missing = {*model.policy_keys, *kept} - rollout.arrays.keys()
+    if missing and rollout.buffer is None:
+        raise ArgumentError(
+            f"`objective`={objective_name(type(model.objective))!r} has {', '.join(sorted(missing))} in `policy_keys` or "
+            f"`aux_keys`, and a rollout has only {', '.join(sorted(rollout.arrays))}"
         )
 
 

@@ -155,7 +155,8 @@ def check_log_probs(model: PhasicInterface, rollout_buffer: RolloutBuffer) -> No
     is_inexact = model.use_sde and model.policy.squash_output  # tanh is inverted inexactly
     if is_inexact or not is_recomputable(rollout_buffer) or has_own_samples(rollout_buffer):
         return
-    last_step = Rollout.of(rollout_buffer, steps=slice(-1, None))
+    names = ["observations", "actions", "old_log_prob", *model.policy.input_keys]
+    last_step = Rollout.of(rollout_buffer, steps=slice(-1, None)).select(names)
     (batch,) = batches([last_step], [np.arange(model.n_envs)], 1, model.device)
 
     def evaluate() -> th.Tensor:

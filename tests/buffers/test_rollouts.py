@@ -17,7 +17,18 @@ from sb3_ppg import PPG, ArgumentError, NormalizedRewardRolloutBuffer, Recurrent
 from sb3_ppg.buffers.rollout_buffers import SequenceRolloutBuffer
 from sb3_ppg.buffers.rollouts import batches, gae, is_recomputable
 from sb3_ppg.objectives import Objective
-from tests.helpers import KINDS, SMALL, VectorRewardEnv, changed, collect, make_kind, names_of, normalized_rewards, random_envs
+from tests.helpers import (
+    KINDS,
+    SMALL,
+    VectorRewardEnv,
+    changed,
+    collect,
+    make_kind,
+    names_of,
+    normalized_rewards,
+    random_envs,
+    weights,
+)
 
 
 def test_worked_numbers():
@@ -328,3 +339,55 @@ def test_a_way_of_its_own_to_compute_advantages_is_refused_where_they_are_recomp
         with pytest.raises(ArgumentError, match=f"`{name}`=.* cannot work: Silent has its own way to compute advantages"):
             PPG("MlpPolicy", ones(), rollout_buffer_class=Silent, **OF_BUFFERS, **kwargs)
     PPG("MlpPolicy", ones(), rollout_buffer_class=Silent, objective=Marking, **OF_BUFFERS).learn(32)
+
+
+class Own(RolloutBuffer):
+    """Has arrays of its own for each step, one under a name of ours, if there is a name."""
+
+    name = ""
+
+    def reset(self):
+        super().reset()
+        self._raw, self.states = np.zeros((self.buffer_size, self.n_envs)), np.zeros((self.buffer_size, self.n_envs, 3))
+        self.infos = np.full((self.buffer_size, self.n_envs), None)
+        if self.name:
+            setattr(self, self.name, np.full((self.buffer_size, self.n_envs), 1000.0))
+
+
+def test_own_arrays_of_a_buffer_change_nothing_and_cannot_replace_ours():
+    models = [make_kind("vectors", rollout_buffer_class=cls).learn(2 * 16) for cls in (None, Own)]
+    assert not changed(*map(weights, models))
+    for name in ("targets", "old_values", "old_log_prob", "last_values"):
+        with pytest.raises(ArgumentError, match=f"`rollout_buffer_class`.*its {name} would replace an array"):
+            make_kind("vectors", rollout_buffer_class=type("Taken", (Own,), dict(name=name)))
+
+
+class Reads(BaseCallback):
+    """Draws SB3's minibatches of a rollout before it is learned from."""
+
+    def _on_step(self):
+        return True
+
+    def _on_rollout_end(self):
+        state = np.random.get_state()
+        assert sum(len(batch.actions) for batch in self.model.rollout_buffer.get(4)) == 16
+        np.random.set_state(state)
+
+
+@pytest.mark.parametrize("kind", ["vectors", "Dict", "masks"])
+def test_callbacks_may_draw_minibatches_of_a_rollout(kind, tmp_path):
+    models = [make_kind(kind).learn(3 * 16, callback=callback) for callback in (None, Reads())]
+    assert not changed(*map(weights, models))
+    models[1].save_aux_buffer(tmp_path / "state.npz")
+    list(models[1].rollout_buffer.get(4))
+    models[1].load_aux_buffer(tmp_path / "state.npz")
+
+
+def test_a_discount_that_a_callback_changes_is_used_throughout_the_update():
+    """At a learning rate of 0 the recomputed advantages are those of the first epoch."""
+    model = make_kind("vectors", learning_rate=0.0, recompute_advantages=True, n_epochs=2, normalize_advantage=False)
+    model.rollout_buffer.gamma = 0.5
+    collect(model)
+    before = model.rollout_buffer.advantages.copy()
+    model.train()
+    np.testing.assert_allclose(model.replay.rollouts[-1].arrays["advantages"].T, before, rtol=1e-4, atol=1e-5)
