@@ -139,9 +139,9 @@ def check_objective(model: PhasicInterface) -> None:
     has_others = model.policy_keys != POLICY_KEYS or model.reward_weights is not None or model.objective.needs_rollout_end
     has_others |= cls.extras is not Objective.extras or cls.value_targets is not Objective.value_targets
     remedy = (
-        "its own `get`, `_get_samples` or `to_torch` draws PPO's data, and for the policy phase alone; use n_aux_epochs=0, without "
-        "replay_kwargs, recompute_advantages, prior, reward_weights, memory, masks and objectives with data of their own; or "
-        "SB3's class, and aux_buffer_kwargs=dict(storage='mmap') to save memory"
+        "its own `get`, `_get_samples` or `to_torch` draws PPO's data, and for the policy phase alone; use n_aux_epochs=0, "
+        "without replay_kwargs, recompute_advantages, prior, reward_weights, memory, masks and objectives with data of their "
+        "own; or SB3's class, and aux_buffer_kwargs=dict(storage='mmap') to save memory"
     )
     is_possible = not has_own_samples(model.rollout_buffer) or not (needs_rollout or has_others)
     require(model, is_possible, "rollout_buffer_class", remedy)
