@@ -103,7 +103,7 @@ class Run:
         ``--save-freq``, because seconds are those of training. Ctrl-C does not reach it: ``train`` would save its model.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        recorder = {f"{__name__}.Episodes": dict(file=str(self.folder / EPISODES), clock=self.clock)}
+        recorder = {f"{__name__}.Episodes": dict(file=str((self.folder / EPISODES).resolve()), clock=self.clock)}
         no_checkpoint = ["--save-freq", str(2 * self.n_timesteps)]
         words = ["train", "--num-threads", "1", *no_checkpoint, *self.options, "--run-folder", str(self.folder)]
         command = [sys.executable, "-c", PROGRAM, *words, "-params", *self.params, f"callback:{recorder}"]

@@ -81,6 +81,8 @@ def contestant(name: str, args: argparse.Namespace) -> Contestant:
         options: dict[str, Any] = dict(eval_freq=-1, verbose=0, config=config, hyperparams=values)
         manager = Manager(argparse.Namespace(), algorithm, args.env, "", **options)
         settings, _ = manager.read_hyperparameters()
+        if manager.is_ours:
+            manager._check_hyperparameters(settings)
     settings = {key: value for key, value in settings.items() if key not in ("n_timesteps", "callback")}  # not used here
     params = [f"{key}:{value!r}" for key, value in values.items()]
     return Contestant(["--algo", algorithm, *(["-conf", config] if config else [])], params, settings)

@@ -48,6 +48,7 @@ from sb3_ppg.zoo.resuming import (
     make_run_folder,
     n_steps_of,
     restore_evaluations,
+    set_aside,
     settings,
     sigterm_blocked_in_children,
 )
@@ -210,7 +211,7 @@ class Manager(ExperimentManager):
         with TemporaryFile(dir=self.params_path):
             gather(None)
         if checkpoint is not None and checkpoint.stem == self.env_name and self.n_steps_before >= self.n_timesteps:
-            print(f"The run in {self.save_path} is finished; a larger -n extends it")
+            print(f"The run in {self.save_path} is finished" + "; a larger -n extends it" * self.is_ours)
             raise SystemExit(0)
 
     def _enter_folder(self) -> Path | None:
@@ -218,14 +219,19 @@ class Manager(ExperimentManager):
         Set the folder and, if a run is there, its seed. Return the checkpoint from which the run goes on, if there is one, or
         the last model of a finished run.
         """
-        if self.run_folder is None:
-            self.save_path = make_run_folder(self.save_path)
-            self.config_file = locked_config(Path(self.save_path), self.env_name)
-            return None
-        named = Path(self.run_folder)
+        if self.run_folder is not None:
+            return self._continue_run(self.run_folder)
+        self.save_path = make_run_folder(self.save_path)
+        self.config_file = locked_config(Path(self.save_path), self.env_name)
+        return None
+
+    def _continue_run(self, place: str) -> Path | None:
+        """Do the same for ``--run-folder``, a folder or a checkpoint in it."""
+        named = Path(place)
         folder = named.parent if named.suffix == ".zip" else named
-        if named != folder and not named.is_file():
-            raise ArgumentError(f"--run-folder {named} cannot work: there is no such checkpoint")
+        if not place or (named != folder and not (named.is_file() and self.is_ours)):
+            remedy = f"name a folder or, for {', '.join(FAMILY)}, a checkpoint in it"
+            raise ArgumentError(f"--run-folder {place!r} cannot work: {remedy}")
         self.save_path, self.config_file = str(folder), locked_config(folder, self.env_name)
         params_path = Path(self.config_file.name).parent
         model = folder / f"{params_path.name}.zip"
@@ -237,11 +243,15 @@ class Manager(ExperimentManager):
             if not any(argument.startswith("--seed") for argument in sys.argv):  # the Zoo has drawn another one
                 self.args.seed = self.seed = before["seed"]
             check_same(folder, before, self.saved_hyperparams | {name: getattr(self.args, name) for name in SAME})
-            if named != folder and str(named) != before["run_folder"]:  # otherwise the same command is given again
+            if named != folder and Path(before["run_folder"] or "").name != named.name:  # else the command is given again
                 checkpoint = named
-            elif n_steps_of(model) >= self.n_timesteps:
-                return model
-        if not self.is_ours:  # it starts again
+                set_aside(folder, named)
+            elif n_steps_of(model) >= min(self.n_timesteps, before["n_timesteps"]):  # the run was finished
+                if n_steps_of(model) >= self.n_timesteps:
+                    return model
+                checkpoint = max(checkpoint, model, key=n_steps_of)  # the model is newer if there were no checkpoints
+        if not self.is_ours and checkpoint is not None:
+            print(f"{self.algo} has no checkpoints to go on from exactly, and starts again")
             checkpoint = None
         forget_later_episodes(folder, checkpoint)
         if checkpoint is not None:

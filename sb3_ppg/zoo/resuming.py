@@ -16,7 +16,9 @@ import yaml
 from stable_baselines3.common.callbacks import EvalCallback
 
 from sb3_ppg.errors import ArgumentError
+from sb3_ppg.saving.checkpoints import aux_buffer_path
 from sb3_ppg.saving.files import atomic_writes, checkpoint_of
+from sb3_ppg.saving.training_state import files_of_processes
 
 try:
     import fcntl
@@ -32,7 +34,9 @@ def locked_config(folder: Path, env_name: str) -> TextIO:
     Open the file of hyperparameters in a run's folder, made if it is not there, and lock it until it is closed or this process
     ends, however that happens; raise ``ArgumentError`` if another process has locked it.
     """
-    path = next(folder.glob("*/config.yml"), folder / env_name / "config.yml")
+    path = folder / env_name / "config.yml"
+    if not path.exists() and (others := [*folder.glob("*/config.yml")]):
+        raise ArgumentError(f"--run-folder {folder} cannot work: it is for {others[0].parent.name}. Name another folder")
     path.parent.mkdir(parents=True, exist_ok=True)
     config = path.open("a")
     try:
@@ -56,6 +60,17 @@ def n_steps_of(model: Path) -> int:
     with suppress(OSError, zipfile.BadZipFile, KeyError, ValueError), zipfile.ZipFile(model) as file:
         return json.loads(file.read("data"))["num_timesteps"]
     return 0
+
+
+def set_aside(folder: Path, checkpoint: Path) -> None:
+    """Move checkpoints and the model after a checkpoint, from which the run goes on in another way, to a folder in its."""
+    n_steps = n_steps_of(checkpoint)
+    for model in folder.glob("*.zip"):
+        if n_steps_of(model) > n_steps:
+            place = folder / f"after_{n_steps}_steps"
+            place.mkdir(exist_ok=True)
+            for path in (model, *files_of_processes(aux_buffer_path(model))):
+                path.replace(place / path.name)
 
 
 def check_same(folder: Path, before: dict[str, Any], now: dict[str, Any]) -> None:

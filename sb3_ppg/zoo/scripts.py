@@ -68,6 +68,7 @@ def check() -> None:
     parser.add_argument("--env", required=True, help="environment ID")
     parser.add_argument("--gym-packages", nargs="+", default=[], help="modules that register further environments")
     parser.add_argument("--env-kwargs", nargs="+", action=StoreDict, default={}, help="options of the environment")
+    parser.add_argument("--seconds", type=float, default=3.0, help="of play; more for long episodes")
     args = parser.parse_args()
 
     def make() -> gymnasium.Env:
@@ -76,7 +77,7 @@ def check() -> None:
         check_is_registered(args.env)
         return gymnasium.make(args.env, **args.env_kwargs)
 
-    print(report := checking.check(make))
+    print(report := checking.check(make, args.seconds))
     sys.exit(any(finding.level == "error" for finding in report.findings))
 
 

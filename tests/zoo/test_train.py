@@ -270,9 +270,18 @@ def test_an_older_checkpoint_can_be_named(tmp_path):
     assert "is finished" in run(*older, cwd=tmp_path)
     killed([*older, "-n", "192"], tmp_path, PPG, "train", 192)
     assert "Going on after 128 steps" in run(*older, "-n", "192", cwd=tmp_path)
-    missing = [*command[:2], "mine/rl_model_65_steps.zip", *command[3:]]
-    said = run(*missing, cwd=tmp_path, fails=True)
-    assert "--run-folder mine/rl_model_65_steps.zip cannot work: there is no such checkpoint" in said
+    other = [*command[:2], "mine/rl_model_128_steps.zip", "-n", "192", *command[5:]]
+    killed(other, tmp_path, PPG, "train", 192)  # before its first checkpoint: those of the run before are set aside
+    other[2] = str(tmp_path / other[2])
+    assert "Going on after 128 steps" in run(*other, cwd=tmp_path)
+    assert PPG.load(tmp_path / "mine" / "after_128_steps" / "CartPole-v1.zip").num_timesteps == 192
+    for wrong in ("mine/rl_model_65_steps.zip", ""):
+        said = run(*command[:2], wrong, *command[3:], cwd=tmp_path, fails=True)
+        assert f"--run-folder {wrong!r} cannot work: name a folder or, for ppg" in said
+    run("train", "--env", "Acrobot-v1", *command[1:3], "-n", "64", cwd=tmp_path, fails=True)
+    extended = [*command[:4], "256", *command[5:]]
+    assert "Going on after 192 steps" in run(*extended, "--save-freq", "0", cwd=tmp_path)
+    assert "Going on after 256 steps" in run(*command[:4], "320", *command[5:], cwd=tmp_path)
 
 
 def test_a_run_in_a_named_folder_has_twenty_checkpoints_unless_the_command_says_otherwise(tmp_path):
@@ -293,7 +302,8 @@ def test_a_folder_is_refused_with_other_settings_and_while_a_process_trains_ther
         (["gamma:0.5", "n_aux_epochs:1"], f"gamma was {config['gamma']}, now it is 0.5; n_aux_epochs was "),
         (["-conf", "mine.yml"], f"settings: gamma was {config['gamma']}, now it is 0.5. Name another folder"),
         (["--seed", "4"], "settings: seed was 3, now it is 4. Name"),
-        (["--algo", "ppo", "--env", "Acrobot-v1"], "algo was ppg, now it is ppo; "),
+        (["--algo", "ppo"], "algo was ppg, now it is ppo; "),
+        (["--algo", "ppo", "--env", "Acrobot-v1"], "--run-folder mine cannot work: it is for CartPole-v1. Name another"),
         (["--prior", "mine/CartPole-v1.zip"], "prior was None, now it is mine/CartPole-v1.zip"),
         (["-optimize"], "--run-folder is for a run"),
     ):
@@ -311,7 +321,8 @@ def test_other_algorithms_start_again_unless_they_are_finished(tmp_path):
     assert "Going on" not in killed(command, tmp_path, PPO, "train", 64)
     assert "Going on" not in run(*command, cwd=tmp_path)
     assert load_results(str(tmp_path / "mine"))["l"].sum() <= 64
-    assert "is finished" in run(*command, cwd=tmp_path)
+    assert "is finished\n" in run(*command, cwd=tmp_path)
+    run(*command[:4], "mine/CartPole-v1.zip", *command[5:], cwd=tmp_path, fails=True)
     assert "Mean reward" in run("enjoy", "--algo", "ppo", "--run-folder", "mine", "--no-render", "-n", "20", cwd=tmp_path)
 
 
