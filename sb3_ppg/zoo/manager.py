@@ -246,10 +246,8 @@ class Manager(ExperimentManager):
             if named != folder and Path(before["run_folder"] or "").name != named.name:  # else the command is given again
                 checkpoint = named
                 set_aside(folder, named)
-            elif n_steps_of(model) >= min(self.n_timesteps, before["n_timesteps"]):  # the run was finished
-                if n_steps_of(model) >= self.n_timesteps:
-                    return model
-                checkpoint = max(checkpoint, model, key=n_steps_of)  # the model is newer if there were no checkpoints
+            elif n_steps_of(model) >= self.n_timesteps:
+                return model
         if not self.is_ours and checkpoint is not None:
             print(f"{self.algo} has no checkpoints to go on from exactly, and starts again")
             checkpoint = None
