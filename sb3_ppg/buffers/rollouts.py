@@ -285,9 +285,10 @@ def _undo_get(rollout_buffer: RolloutBuffer) -> None:
     if not rollout_buffer.generator_ready:
         return
     sizes = (rollout_buffer.n_envs, rollout_buffer.buffer_size)
-    for name in ("observations", "actions", "action_masks", "values", "log_probs", "advantages", "returns"):
+    numbers = ("values", "log_probs", "advantages", "returns")  # one for each step
+    for name in ("observations", "actions", "action_masks", *numbers):
         if name in vars(rollout_buffer):
-            n_own = 0 if name in ("values", "log_probs", "advantages", "returns") else None  # dimensions of a step's number
+            n_own = 0 if name in numbers else None  # dimensions
             array = vars(rollout_buffer)[name]
             back = map_arrays(lambda leaf, n=n_own: leaf.reshape(*sizes, *leaf.shape[1:][:n]).swapaxes(0, 1), array)
             setattr(rollout_buffer, name, back)

@@ -233,13 +233,12 @@ class Manager(ExperimentManager):
             remedy = f"name a folder or, for {', '.join(FAMILY)}, a checkpoint in it"
             raise ArgumentError(f"--run-folder {place!r} cannot work: {remedy}")
         self.save_path, self.config_file = str(folder), locked_config(folder, self.env_name)
-        params_path = Path(self.config_file.name).parent
-        model = folder / f"{params_path.name}.zip"
+        model = folder / f"{self.env_name}.zip"
         checkpoint = model if model.is_file() else None
         with suppress(FileNotFoundError):
             checkpoint = latest_checkpoint(folder, "rl_model")  # the Zoo's prefix
         if checkpoint is not None:
-            before = settings(params_path)
+            before = settings(folder / self.env_name)
             if not any(argument.startswith("--seed") for argument in sys.argv):  # the Zoo has drawn another one
                 self.args.seed = self.seed = before["seed"]
             check_same(folder, before, self.saved_hyperparams | {name: getattr(self.args, name) for name in SAME})

@@ -63,7 +63,7 @@ def n_steps_of(model: Path) -> int:
 
 
 def set_aside(folder: Path, checkpoint: Path) -> None:
-    """Move checkpoints and the model after a checkpoint, from which the run goes on in another way, to a folder in its."""
+    """Move what was saved after a checkpoint, from which the run goes on in another way, to a folder of its own."""
     n_steps = n_steps_of(checkpoint)
     for model in folder.glob("*.zip"):
         if n_steps_of(model) > n_steps:
