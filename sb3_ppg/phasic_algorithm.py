@@ -223,6 +223,7 @@ class PhasicAlgorithm(PhasicInterface):
         self.time_limits = TimeLimits()
         store_floats(self.rollout_buffer, self.env)
         self.policy.mixed_precision = self.mixed_precision
+        self.memory = self.policy.initial_memory(self.n_envs)
         # Schedules from here on, as in PPO
         self.clip_range = None if self.clip_range is None else FloatSchedule(self.clip_range)
         self.clip_range_vf = None if self.clip_range_vf is None else FloatSchedule(self.clip_range_vf)
@@ -264,14 +265,13 @@ class PhasicAlgorithm(PhasicInterface):
         if self.replay.capacity == 1:  # free the arrays of the previous rollout that the auxiliary phase does not need
             self.replay.rollouts = []
         session.callback = callback
-        session.acting_policy = self.compiled_training.acting_policy(self.policy)
         end = session.exchange.rollout(partial(collect_steps, self, env, callback, rollout_buffer, n_rollout_steps))
         if end is None:
             return False
         new_obs, values, dones = end
         rollout_buffer.compute_returns_and_advantage(last_values=values, dones=dones)
         last = as_stored(rollout_buffer, new_obs), values.squeeze(1).cpu().numpy(), dones.astype(bool)
-        self.rollout_end = RolloutEnd(*last, self.memory())
+        self.rollout_end = RolloutEnd(*last, {name: array.cpu().numpy() for name, array in self.memory.items()})
         if not session.has_checked_log_probs:
             check_log_probs(self, rollout_buffer)
             session.has_checked_log_probs = True
@@ -555,7 +555,7 @@ class PhasicAlgorithm(PhasicInterface):
     @override
     def _excluded_save_params(self) -> list[str]:
         own = ("aux_buffer", "replay", "objective", "rollout_end", "session", "compiled_training", "_fitting_micro_batch_size")
-        return [*super()._excluded_save_params(), *own, "reward_reader", "time_limits"]
+        return [*super()._excluded_save_params(), *own, "memory", "reward_reader", "time_limits"]
 
     @override
     def _get_torch_save_params(self) -> tuple[list[str], list[str]]:

@@ -1,16 +1,15 @@
-"""The algorithm as its parts see it: arguments, state, sizes, and the hooks that memory and masks override."""
+"""The algorithm as its parts see it: arguments, state, sizes, and the hooks that variants override."""
 
 import math
 from functools import cached_property, partial
 from typing import Any, ClassVar, Literal
 
-import numpy as np
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.policies import BasePolicy
-from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
+from stable_baselines3.common.type_aliases import Schedule
 from stable_baselines3.common.utils import FloatSchedule, obs_as_tensor
 from stable_baselines3.common.vec_env import VecEnv
 
@@ -93,6 +92,7 @@ class PhasicInterface(OnPolicyAlgorithm):
     time_limits: TimeLimits
     _n_aux_phases: int
     _n_rollouts: int  # number of rollouts that have been learned from
+    memory: dict[str, th.Tensor]  # of the policy before the next step, (n_envs, ...) by name; empty without memory
     _last_obs: Any
     _last_episode_starts: Any
     _compiles_updates: bool | None = None  # in the latest run
@@ -197,37 +197,11 @@ class PhasicInterface(OnPolicyAlgorithm):
             self._fitting_micro_batch_size = (fitting_micro_batch_size(self.policy, observation),)
         return self._fitting_micro_batch_size[0]
 
-    # ---- hooks: what memory, masks and the like override ----
+    # ---- hooks: what variants override ----
 
     def step_inputs(self, env: VecEnv) -> dict[str, Any]:
-        """Return further inputs of ``act`` for the next step, by name, which the rollout buffer's ``add`` gets, too."""
+        """Return what environments add to the next step's inputs of the policy: arrays by name, (n_envs, ...)."""
         return {}
-
-    def act(self, observations: PyTorchObs, **inputs: Any) -> tuple[th.Tensor, th.Tensor, th.Tensor]:
-        """Return actions, (n_envs, ...); V(s), (n_envs, 1); log π(a|s), (n_envs,), while a rollout is collected."""
-        compiled = None if self.session is None or inputs else self.session.acting_policy
-        return (compiled or self.policy)(observations, **inputs)
-
-    def after_environment_step(self) -> None:
-        """Update the model after an environment step, unless a callback has stopped the run."""
-
-    def next_values(
-        self, observations: PyTorchObs, episode_starts: np.ndarray, env: int | None = None, memory: np.ndarray | None = None
-    ) -> th.Tensor:
-        """
-        Compute the values of the observations after the latest step.
-
-        :param observations: (B, ...)
-        :param episode_starts: whether they begin an episode, (B,)
-        :param env: index of the environment that the observations are from. None: they are from all environments
-        :param memory: from ``memory``. None: the current one
-        :return: V, (B, 1); for vector rewards (B, K)
-        """
-        return self.policy.predict_values(observations)
-
-    def memory(self) -> np.ndarray | None:
-        """Return the policy's memory before the next step, (n_envs, ...), for ``next_values`` of older observations."""
-        return None
 
     # ---- rollouts ----
 

@@ -242,7 +242,7 @@ class PPG(PhasicAlgorithm):
         """Recompute a rollout's advantages and value targets with the current value function."""
         batch_size = self.resolved_micro_batch_size() or max(self.batch_size, 1024)
         discounts = (self.rollout_buffer.gamma, self.rollout_buffer.gae_lambda)  # which a callback may change
-        recompute_advantages(rollout, self.policy, self.next_values, *discounts, batch_size)
+        recompute_advantages(rollout, self.policy, *discounts, batch_size)
         self._normalize_advantages(rollout)
 
     def _normalize_advantages(self, rollout: Rollout) -> None:

@@ -6,10 +6,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch as th
-from sb3_contrib.common.recurrent.type_aliases import RNNStates
 from stable_baselines3.common.policies import BasePolicy
-from stable_baselines3.common.type_aliases import GymEnv, PyTorchObs, Schedule
-from stable_baselines3.common.vec_env import VecEnv
+from stable_baselines3.common.type_aliases import GymEnv, Schedule
 from typing_extensions import override
 
 from sb3_ppg.arguments import made_from
@@ -22,7 +20,6 @@ from sb3_ppg.policies.lstm import (
     RecurrentPhasicActorCriticCnnPolicy,
     RecurrentPhasicActorCriticPolicy,
     pack_states,
-    unpack_states,
 )
 from sb3_ppg.ppg import PPG
 
@@ -62,8 +59,6 @@ class RecurrentPPG(PPG):
     rollout_buffer_classes = (SequenceRolloutBuffer, SequenceDictRolloutBuffer)
     policy: RecurrentPhasicActorCriticPolicy
     rollout_buffer: SequenceRolloutBuffer
-    _last_lstm_states: RNNStates  # before the next step
-    _next_lstm_states: RNNStates  # after the next step, once the policy has acted
     _n_begun_rollouts: int = 0
 
     def __init__(
@@ -88,8 +83,7 @@ class RecurrentPPG(PPG):
     @override
     def _setup_model(self) -> None:
         super()._setup_model()
-        self._last_lstm_states = self.policy.initial_states(self.n_envs)
-        self.rollout_buffer.states_shape = tuple(pack_states(self._last_lstm_states).shape[1:])
+        self.rollout_buffer.states_shape = tuple(self.memory["lstm_states"].shape[1:])
         self.rollout_buffer.reset()
 
     @override
@@ -112,10 +106,6 @@ class RecurrentPPG(PPG):
             )
 
     @override
-    def _excluded_save_params(self) -> list[str]:
-        return [*super()._excluded_save_params(), "_last_lstm_states", "_next_lstm_states"]
-
-    @override
     def collect_rollouts(self, *args: Any, **kwargs: Any) -> bool:
         self._n_begun_rollouts += 1
         return super().collect_rollouts(*args, **kwargs)
@@ -126,12 +116,12 @@ class RecurrentPPG(PPG):
             self._recompute_states()
         super().auxiliary_phase()
         if self.recompute_states:
-            self._last_lstm_states = self._recompute_states()
+            self.memory = {"lstm_states": self._recompute_states()}
 
-    def _recompute_states(self) -> RNNStates:
+    def _recompute_states(self) -> th.Tensor:
         """
         Recompute the stored states at the beginning of each sequence whose preceding rollout is stored as well. Return the
-        states of the current network after the last rollout.
+        states of the current network after the last rollout, (n_envs, 4, n_layers, hidden size).
         """
         self.policy.set_training_mode(False)
         rollouts, n_sequences = self.aux_buffer.rollouts, longest_equal_part(self.n_envs, self.prepare_sequences())
@@ -147,38 +137,7 @@ class RecurrentPPG(PPG):
             last = np.concatenate(states)
             if following is not None and (following.arrays["number"] == rollout.arrays["number"] + 1).all():
                 following.arrays["lstm_states"][:] = last[:, None]
-        return unpack_states(th.as_tensor(last, device=self.device))
-
-    # ---- inputs of the policy in addition to observations ----
-
-    @override
-    def step_inputs(self, env: VecEnv) -> dict[str, Any]:
-        return {"lstm_states": self._last_lstm_states}
-
-    @override
-    def act(self, observations: PyTorchObs, **inputs: Any) -> tuple[th.Tensor, th.Tensor, th.Tensor]:
-        starts = th.as_tensor(self._last_episode_starts, dtype=th.float32, device=self.device)
-        *result, self._next_lstm_states = self.policy(observations, inputs["lstm_states"], starts)
-        return tuple(result)
-
-    @override
-    def after_environment_step(self) -> None:
-        self._last_lstm_states = self._next_lstm_states
-
-    @override
-    def memory(self) -> np.ndarray:
-        return pack_states(self._last_lstm_states).cpu().numpy()
-
-    @override
-    def next_values(
-        self, observations: PyTorchObs, episode_starts: np.ndarray, env: int | None = None, memory: np.ndarray | None = None
-    ) -> th.Tensor:
-        all_states = self._last_lstm_states if memory is None else unpack_states(th.as_tensor(memory, device=self.device))
-        states = all_states.vf
-        if env is not None:
-            states = tuple(state[:, [env]] for state in states)
-        starts = th.as_tensor(episode_starts, dtype=th.float32, device=self.device)
-        return self.policy.predict_values(observations, states, starts)
+        return th.as_tensor(last, device=self.device)
 
     @property
     @override

@@ -181,7 +181,7 @@ class Memories(PhasicCallback):
 
     def on_aux_phase_start(self) -> None:
         self.stored = [one.arrays["lstm_states"][:, 0].copy() for one in self.model.aux_buffer.rollouts]
-        self.collected, self.present = self.model.memory(), states_by_the_present_network(self.model)
+        self.collected, self.present = self.model.memory["lstm_states"].numpy(), states_by_the_present_network(self.model)
 
     def on_aux_phase_end(self) -> None:
         self.final = states_by_the_present_network(self.model)[-1]
@@ -203,10 +203,10 @@ def test_states_are_those_that_were_stored_or_those_of_the_present_network(mode,
     used = 2 if mode == "shared" else 4
     if recompute_states:
         np.testing.assert_allclose(seen.stored, seen.present[:3], rtol=0, atol=1e-6)
-        np.testing.assert_allclose(model.memory(), seen.final, rtol=0, atol=1e-6)
+        np.testing.assert_allclose(model.memory["lstm_states"], seen.final, rtol=0, atol=1e-6)
     else:
         assert np.abs(seen.stored[2] - seen.present[2])[:, :used].max() > 1e-3  # the network has learned since
-        np.testing.assert_array_equal(model.memory(), seen.collected)
+        np.testing.assert_array_equal(model.memory["lstm_states"], seen.collected)
     assert np.abs(seen.collected - seen.final)[:, :used].max() > 1e-3
     kls = [losses.terms["kl"].item() for _, losses in calls]
     assert len(kls) == 6 and kls[0] == pytest.approx(0, abs=1e-7) and kls[-1] > 1e-6
@@ -223,10 +223,10 @@ def test_a_rollout_that_was_cut_short_is_neither_remembered_twice_nor_skipped():
         steps = iter(range(1, 12))
         model.learn(10**6, callback=lambda *_, steps=steps: next(steps) < 8 + 3)
         assert len(model.aux_buffer) == 1 and model.num_timesteps == 2 * 11
-        before, seen, acts = model.memory(), Memories(), calls_of(model, "step_inputs")
+        before, seen, acts = model.memory["lstm_states"], Memories(), calls_of(model.policy, "act")
         model.learn(8 * 2 * 3, reset_num_timesteps=False, callback=seen)
-        _, inputs = acts[0]
-        np.testing.assert_array_equal(pack_states(inputs["lstm_states"]), before)  # with the next observation, as RecurrentPPO
+        (first,), _ = acts[0]
+        np.testing.assert_array_equal(first.lstm_states, before)  # with the next observation, as RecurrentPPO
         stored.append(seen.stored)
     assert len(stored[0]) == 4 and np.abs(stored[0][1]).max() > 0.01
     np.testing.assert_allclose(*stored, rtol=0, atol=1e-6)

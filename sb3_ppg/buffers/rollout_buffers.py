@@ -4,7 +4,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch as th
-from sb3_contrib.common.recurrent.type_aliases import RNNStates
 from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
 from stable_baselines3.common.running_mean_std import RunningMeanStd
 from typing_extensions import override
@@ -13,7 +12,6 @@ from sb3_ppg.buffers.rollouts import Rollout, gae
 from sb3_ppg.distributed import explained_variance, moments, n_processes
 from sb3_ppg.errors import ArgumentError, NonFiniteError
 from sb3_ppg.policies import PhasicActorCriticPolicy
-from sb3_ppg.policies.lstm import pack_states
 
 # ---- normalized rewards ----
 
@@ -211,9 +209,9 @@ class SequenceRolloutBuffer(RolloutBuffer):
         self.lstm_states = np.zeros((self.buffer_size, self.n_envs, *self.states_shape), dtype=np.float32)
 
     @override
-    def add(self, *args: Any, lstm_states: RNNStates, **kwargs: Any) -> None:  # type: ignore[override]
-        """Add a step, with the LSTMs' states before it."""
-        self.lstm_states[self.pos] = pack_states(lstm_states).cpu().numpy()
+    def add(self, *args: Any, lstm_states: th.Tensor, **kwargs: Any) -> None:  # type: ignore[override]
+        """Add a step, with the LSTMs' states before it as ``pack_states`` gives them."""
+        self.lstm_states[self.pos] = lstm_states.cpu().numpy()
         super().add(*args, **kwargs)
 
 

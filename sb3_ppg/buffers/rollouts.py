@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter, namedtuple
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, Literal, NamedTuple, Protocol, Self, runtime_checkable
@@ -37,13 +37,13 @@ class RolloutEnd(NamedTuple):
     :param observations: (n_envs, ...), or a dictionary of such arrays
     :param values: V of them when the rollout was collected, (n_envs,); for vector rewards (n_envs, K)
     :param dones: whether they begin an episode, (n_envs,)
-    :param memory: memory of the policy, see ``PPG.memory``
+    :param memory: the policy's memory after the step, arrays by name, (n_envs, ...). None: it has none
     """
 
     observations: Observations
     values: np.ndarray
     dones: np.ndarray
-    memory: np.ndarray | None = None
+    memory: Mapping[str, np.ndarray] | None = None
 
 
 # Names that a buffer's own arrays cannot have
@@ -58,7 +58,8 @@ class Rollout:
     ``observations`` (may be a dictionary of arrays), ``actions``, ``rewards``, ``episode_starts``, ``old_values``: V(s) at
     collection, ``old_log_prob``, ``advantages``, ``targets``: V_targ; ``component_weights``, with which the last three and
     the rewards have K columns; ``action_masks``, ``lstm_states``, ``prior``; own arrays of a buffer; what ``Objective.extras``
-    returns; ``last_observations``, ``last_values``, ``last_dones``, ``last_memory``: the state after the last step, once.
+    returns; ``last_observations``, ``last_values``, ``last_dones``, with LSTMs ``last_lstm_states``: the state after the last
+    step, once.
 
     :param states: names of arrays of which a sequence of samples has the first step's alone
     :param uses: number of epochs of each kind that have used the rollout
@@ -93,8 +94,9 @@ class Rollout:
         arrays["actions"] = arrays["actions"].astype(np.float32)  # as SB3's minibatches have them
         if "action_masks" in arrays:
             arrays["action_masks"] = arrays["action_masks"].astype(bool)
-        last = {} if end is None else {f"last_{name}": one for name, one in end._asdict().items() if one is not None}
-        arrays |= map_arrays(lambda array: np.array(array)[:, None], last)
+        last = {} if end is None else end._asdict()
+        last |= last.pop("memory", None) or {}
+        arrays |= {f"last_{name}": map_arrays(lambda array: np.array(array)[:, None], tree) for name, tree in last.items()}
         return cls(arrays, getattr(type(buffer), "states", ()), buffer=own)
 
     def select(self, names: Iterable[str]) -> "Rollout":

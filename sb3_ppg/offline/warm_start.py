@@ -3,12 +3,11 @@
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
 import torch as th
-from stable_baselines3.common.utils import configure_logger, obs_as_tensor, update_learning_rate
+from stable_baselines3.common.utils import configure_logger, obs_as_tensor
 
 from sb3_ppg.arguments import check_values
 from sb3_ppg.arrays import map_arrays, n_samples
@@ -18,11 +17,12 @@ from sb3_ppg.distributed import n_processes
 from sb3_ppg.environments.watched import only_normalizer
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.losses import Losses
+from sb3_ppg.objectives import Coefficients
 from sb3_ppg.offline.data import Dataset, fit_normalizers, load_dataset
-from sb3_ppg.optim.update import mean_losses, optimize_epoch
+from sb3_ppg.optim.update import Update, mean_losses
 from sb3_ppg.optim.value_units import change_value_units
 from sb3_ppg.phasic_interface import PhasicInterface
-from sb3_ppg.policies import head_loss
+from sb3_ppg.policies import PhasicActorCriticPolicy, head_loss
 from sb3_ppg.prior import INFERENCE_BATCH, Prior
 
 
@@ -51,7 +51,6 @@ def fit_to_data(model: PhasicInterface, dataset: Any, agent: Any, n_epochs: int,
     if not model._custom_logger:
         name = f"{type(model).__name__}_warm_start"
         model._logger = configure_logger(model.verbose, model.tensorboard_log, name, True)
-    update_learning_rate(model.aux_optimizer, model.aux_lr_schedule(1.0))
     log_std: Any = getattr(model.policy, "log_std", th.empty(0))
     was_fitted = log_std.requires_grad
     log_std.requires_grad_(was_fitted and fit_std)
@@ -63,16 +62,11 @@ def fit_to_data(model: PhasicInterface, dataset: Any, agent: Any, n_epochs: int,
             order = np.random.permutation(len(data))  # of NumPy's global generator, as in SB3
             parts = np.array_split(order, math.ceil(len(order) / batch_size))
             model.policy.set_training_mode(True)
-            outcome = optimize_epoch(
-                "warm start",
-                [model.policy],
-                model.aux_optimizer,
-                batches([rollout], parts, 1, model.device),
-                partial(_losses, model),
-                model.resolved_micro_batch_size(),
-                model.max_grad_norm,
-            )
-            for name, value in {**mean_losses([outcome]), "epoch": epoch}.items():
+            settings = (model.aux_optimizer, model.aux_lr_schedule(1.0), model.coefficients(1.0))
+            limits = (model.resolved_micro_batch_size(), model.max_grad_norm)
+            update = Update("warm start", model.policy, model.objective, _losses, *settings, *limits)
+            update.epoch(batches([rollout], parts, 1, model.device))
+            for name, value in {**mean_losses(update.epochs), "epoch": epoch}.items():
                 model.logger.record(f"warm_start/{name}", value)
             model.logger.dump(epoch)
         model.objective.after_auxiliary_phase(model.policy)
@@ -90,22 +84,21 @@ def _normalized(model: Any, data: Dataset) -> Dataset:
     return replace(data, observations=now, next_observations=following, rewards=rewards)
 
 
-def _losses(model: PhasicInterface, batch: Any) -> Losses:
+def _losses(policy: PhasicActorCriticPolicy, batch: Any, coefficients: Coefficients) -> Losses:
     """
     Return the losses of the auxiliary phase, L^aux + β_clone L^clone + L^value, where L^clone is -E[log π(a|s)] of the data's
     actions or, with an agent's distribution, E[KL(π_agent, π)].
     """
-    policy = model.policy
     evaluation = policy.evaluate(batch.observations, auxiliary=True)
     if batch.recorded.shape[1] > 0:
         name, clone = "kl", policy.actions.kl_divergence(evaluation.distribution, batch.recorded).mean()
     else:
         actions = policy.actions.from_buffer(batch.actions)
         name, clone = "imitation_loss", -evaluation.distribution.log_prob(actions).mean()
-    unit, targets = policy.value_unit, batch.targets
+    unit, targets = coefficients.value_unit, batch.targets
     aux_value_loss = 0.5 * head_loss(policy.aux_value_net, evaluation.latent_pi, targets, unit)
     value_loss = 0.5 * head_loss(policy.value_net, evaluation.latent_vf, targets, unit)
-    total = aux_value_loss + model.beta_clone * clone + value_loss
+    total = aux_value_loss + coefficients.beta_clone * clone + value_loss
     return Losses(total, {name: clone, "aux_value_loss": aux_value_loss, "value_loss": value_loss})
 
 

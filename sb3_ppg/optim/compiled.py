@@ -278,15 +278,15 @@ class CompiledPolicy(CompiledFunction):
         self.graph: Callable[[PyTorchObs], Any] | None = None  # of the current rollout
         super().__init__(training, "acting policy", policy.forward, backend=self._compile_graph)
 
-    def __call__(self, observations: PyTorchObs) -> tuple[th.Tensor, th.Tensor, th.Tensor]:
-        """Act like ``PPG.act``."""
-        result = None
+    def act(self, batch: Any) -> tuple[th.Tensor, th.Tensor, th.Tensor, dict[str, th.Tensor]]:
+        """Act like the policy."""
+        result, observations = None, batch.observations
         if not self.has_failed and not th.distributions.Distribution._validate_args:  # only after an error, to find its cause
             result = self.call(observations, is_new=self._compiled is None)
         if result is None:
-            return self.policy(observations)
+            return self.policy.act(batch)
         self.policy.acted_on = observations
-        return result
+        return *result, {}
 
     def _compile_graph(self, graph: th.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         compiled = th._inductor.compile(graph, inputs, options=dict(fallback_random=True))
@@ -367,11 +367,11 @@ class CompiledTraining:
             warn(f"The updates are not compiled: {reason}")
         self.is_enabled = bool(choice) and reason is None
 
-    def acting_policy(self, policy: PhasicActorCriticPolicy) -> CompiledPolicy | None:
-        """Return the policy for the next rollout, or None if it is not compiled."""
+    def actor(self, policy: PhasicActorCriticPolicy) -> PhasicActorCriticPolicy | CompiledPolicy:
+        """Return what acts in the next rollout: the policy, or its compiled form."""
         has_own_forward = getattr(policy.forward, "__func__", None) is not PhasicActorCriticPolicy.forward
-        if not self.is_enabled or policy.use_sde or has_own_forward or has_hooks(policy):
-            return None
+        if not self.is_enabled or policy.input_keys or policy.use_sde or has_own_forward or has_hooks(policy):
+            return policy
         if self._policy is None or self._policy.policy is not policy:
             self._policy = CompiledPolicy(self, policy)
         self._policy.graph = None

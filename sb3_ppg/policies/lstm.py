@@ -247,6 +247,15 @@ class RecurrentPhasicActorCriticPolicy(PhasicActorCriticPolicy, RecurrentActorCr
         return batch.observations, unpack_states(batch.lstm_states), batch.episode_starts
 
     @override
+    def initial_memory(self, n_envs: int) -> dict[str, th.Tensor]:
+        return {"lstm_states": pack_states(self.initial_states(n_envs))}
+
+    @override
+    def act(self, batch: Any) -> tuple[th.Tensor, th.Tensor, th.Tensor, dict[str, th.Tensor]]:
+        *result, states = self(*self.network_inputs(batch))
+        return *result, {"lstm_states": pack_states(states)}
+
+    @override
     def forward(  # type: ignore[override]
         self, obs: PyTorchObs, lstm_states: RNNStates, episode_starts: th.Tensor, deterministic: bool = False
     ) -> tuple[th.Tensor, th.Tensor, th.Tensor, RNNStates]:

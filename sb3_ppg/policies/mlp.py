@@ -3,8 +3,9 @@
 import copy
 import inspect
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -502,6 +503,33 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
     def predict_values(self, obs: PyTorchObs, *context: Any) -> th.Tensor:
         """Return V(s) of the true value function, (B, 1)."""
         return self.value_net(self.evaluate(obs, *context, reads=("latent_vf",)).latent_vf)
+
+    # ---- acting, with a batch of one sample of each environment ----
+
+    def initial_memory(self, n_envs: int) -> dict[str, th.Tensor]:
+        """Return what a policy with memory takes to its first step: arrays of names in ``input_keys``, (n_envs, ...)."""
+        return {}
+
+    def step_batch(self, observations: PyTorchObs, episode_starts: np.ndarray, inputs: Mapping[str, Any]) -> Any:
+        """
+        Return a batch for ``act`` and ``next_values``.
+
+        :param observations: (n_envs, ...)
+        :param episode_starts: whether they begin an episode, (n_envs,)
+        :param inputs: the policy's memory, and other arrays of ``input_keys``. One that is not there is None in the batch
+        """
+        inputs = {"episode_starts": episode_starts.astype(np.float32), **inputs} if self.input_keys else {}
+        as_tensor = partial(th.as_tensor, device=self.device)
+        fields = {key: None if inputs.get(key) is None else as_tensor(inputs[key]) for key in self.input_keys}
+        return SimpleNamespace(observations=observations, **fields)
+
+    def act(self, batch: Any) -> tuple[th.Tensor, th.Tensor, th.Tensor, dict[str, th.Tensor]]:
+        """Return actions, (n_envs, ...); V(s), (n_envs, 1); log π(a|s), (n_envs,); the memory after the step."""
+        return *self(batch.observations, **{key: getattr(batch, key) for key in self.input_keys}), {}
+
+    def next_values(self, batch: Any) -> th.Tensor:
+        """Return V of the observations after a step, with the memory after it: (n_envs, 1), for vector rewards (n_envs, K)."""
+        return self.value_net(self.evaluate_batch(batch, reads=("latent_vf",)).latent_vf)
 
     # ---- batches of a rollout, or of the auxiliary phase ----
 

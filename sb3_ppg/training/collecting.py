@@ -7,7 +7,6 @@ import numpy as np
 import torch as th
 from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.callbacks import BaseCallback
-from stable_baselines3.common.type_aliases import PyTorchObs
 from stable_baselines3.common.utils import obs_as_tensor
 from stable_baselines3.common.vec_env import VecEnv
 
@@ -55,6 +54,7 @@ def collect_steps(
         reader.begin(model._last_episode_starts)
     read = None if reader is None else reader.read
     steps = CheckedSteps(env, model.allow_nonfinite_observations, model.time_limits, read)
+    actor = model.compiled_training.actor(model.policy)
     if model.use_sde:
         model.policy.reset_noise(env.num_envs)
     while n_steps < n_rollout_steps:
@@ -63,12 +63,13 @@ def collect_steps(
         model._last_episode_starts = np.array(model._last_episode_starts)
         if model.use_sde and model.sde_sample_freq > 0 and n_steps % model.sde_sample_freq == 0:
             model.policy.reset_noise(env.num_envs)
-        inputs = model.step_inputs(env)
+        inputs = {**model.memory, **model.step_inputs(env)}
         if model.prior is not None:
             model.prior.before_step(model, env, rollout_buffer, inputs)
         with th.no_grad():
             obs_tensor = obs_as_tensor(model._last_obs, model.device)
-            actions, values, log_probs = _finite_act(model, obs_tensor, inputs)
+            batch = model.policy.step_batch(obs_tensor, model._last_episode_starts, inputs)
+            actions, values, log_probs, memory = _finite_act(actor, batch)
         actions = actions.cpu()
         clipped_actions, actions = model.policy.actions.for_step(actions), actions.numpy()
         new_obs, rewards, dones, infos = steps.take(clipped_actions, n_steps + 1)
@@ -82,30 +83,28 @@ def collect_steps(
 
         model._update_info_buffer(infos, dones)
         n_steps += 1
-        model.after_environment_step()
+        model.memory = memory
         model.objective.after_environment_step(dones, infos, steps.reset_infos())
         rewards = _bootstrapped(model, rewards, dones, infos, rollout_buffer)
         stored = (model._last_obs, actions.reshape(env.num_envs, -1), rewards, model._last_episode_starts)
         rollout_buffer.add(*stored, values, log_probs, **{**inputs, **steps.also_stored})
         model._last_obs, model._last_episode_starts = new_obs, dones
     with th.no_grad():
-        values = model.next_values(obs_as_tensor(new_obs, model.device), dones)
+        values = model.policy.next_values(model.policy.step_batch(obs_as_tensor(new_obs, model.device), dones, model.memory))
     callback.update_locals({**locals(), "self": model})
     return new_obs, values, dones
 
 
 @unvalidated_distributions()
-def _finite_act(
-    model: PhasicInterface, observations: PyTorchObs, inputs: dict[str, Any]
-) -> tuple[th.Tensor, th.Tensor, th.Tensor]:
+def _finite_act(actor: Any, batch: Any) -> tuple[th.Tensor, th.Tensor, th.Tensor, dict[str, th.Tensor]]:
     """Act, and check the result once instead of the arguments of each distribution."""
     message = "The policy gives actions or values that are NaN or infinite, from observations that are finite"
     try:
-        result = model.act(observations, **inputs)
+        result = actor.act(batch)
     except RuntimeError:  # torch's generators may refuse NaN probabilities; validation says which parameter it was
         th.distributions.Distribution.set_default_validate_args(True)
         try:
-            model.act(observations, **inputs)
+            actor.act(batch)
         except ValueError as error:
             raise NonFiniteActionError(f"{message}: {error}") from error
         raise
@@ -128,7 +127,8 @@ def _bootstrapped(
         if last_observation is not None and is_cut_off:
             observation, _ = model.policy.obs_to_tensor(last_observation)
             with th.no_grad():
-                (value,) = model.next_values(observation, np.array([False]), index)
+                memory = {name: array[[index]] for name, array in model.memory.items()}
+                (value,) = model.policy.next_values(model.policy.step_batch(observation, np.array([False]), memory))
             place = rewards
             if isinstance(rollout_buffer, SeparatesBootstrap):  # because it normalizes rewards
                 place = rollout_buffer.bootstrapped[rollout_buffer.pos]

@@ -1,6 +1,5 @@
 """Prepare rollouts for the epochs of both phases: advantages by newer values, and π_old."""
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,6 @@ from sb3_ppg.policies import PhasicActorCriticPolicy
 def recompute_advantages(
     rollout: Rollout,
     policy: PhasicActorCriticPolicy,
-    next_values: Callable[..., th.Tensor],
     gamma: Any,
     gae_lambda: Any,
     batch_size: int,
@@ -35,10 +33,10 @@ def recompute_advantages(
     inputs = rollout.select(["observations", *policy.input_keys])
     inputs_of_parts = batches([inputs], parts, length, policy.device)
     values = th.cat([policy.evaluate_values(*policy.network_inputs(part)) for part in inputs_of_parts])
-    names = ("last_observations", "last_dones", "last_memory")
-    last = {name: map_arrays(lambda array: array[:, 0], rollout.arrays[name]) for name in names if name in rollout.arrays}
-    observations, dones, *memory = last.values()
-    last_values = next_values(obs_as_tensor(observations, policy.device), dones, None, *memory)
+    keys = [key for key in ("observations", "dones", *policy.input_keys) if f"last_{key}" in rollout.arrays]
+    last = {key: map_arrays(lambda array: array[:, 0], rollout.arrays[f"last_{key}"]) for key in keys}
+    observations = obs_as_tensor(last["observations"], policy.device)
+    last_values = policy.next_values(policy.step_batch(observations, last["dones"], last))
     policy.set_training_mode(True)
     n_envs, _, *components = shape = rollout.arrays["old_values"].shape
     new = (values.cpu().numpy().reshape(shape), last_values.cpu().numpy().reshape(n_envs, *components))

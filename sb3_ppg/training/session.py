@@ -24,7 +24,6 @@ from sb3_ppg.errors import (
     advise,
     warn,
 )
-from sb3_ppg.optim.compiled import CompiledPolicy
 from sb3_ppg.phasic_interface import PhasicInterface
 from sb3_ppg.prior import PRIOR_LEFT_OUT
 from sb3_ppg.saving.checkpoints import check_checkpoint_callbacks, checkpoint_callbacks
@@ -38,7 +37,6 @@ class Session:
     callback: BaseCallback | None = None  # set when a rollout begins
     received_signal: int | None = None  # signal that asks this process to end
     has_checked_log_probs: bool = False  # of the first rollout
-    acting_policy: CompiledPolicy | None = None  # of the current rollout, if it is compiled
 
     def __init__(self, model: PhasicInterface):
         self.exchange = RolloutExchange(model)

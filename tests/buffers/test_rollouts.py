@@ -160,16 +160,12 @@ def test_the_buffer_that_a_page_shows_is_recomputed_and_replayed(algorithm, poli
         model.update_advantages(rollout)
         arrays = rollout.arrays
         rewards, values, starts = arrays["rewards"].T, (arrays["targets"] - arrays["advantages"]).T, arrays["episode_starts"].T
-        end = {name: arrays[f"last_{name}"][:, 0] for name in ("observations", "dones", "memory") if f"last_{name}" in arrays}
+        end = {name.removeprefix("last_"): array[:, 0] for name, array in arrays.items() if name.startswith("last_")}
         cut_off = np.vstack([starts[1:], end["dones"]]).astype(bool)
         np.testing.assert_allclose(rewards[~cut_off], np.log(2), rtol=1e-6)
         assert (rewards[cut_off] != np.float32(np.log(2))).all() and 0 < cut_off.sum() < cut_off.size
-        last = (
-            model.next_values(th.as_tensor(end["observations"]), end["dones"], memory=end.get("memory"))
-            .detach()
-            .numpy()
-            .ravel()
-        )
+        following = model.policy.step_batch(th.as_tensor(end["observations"]), end["dones"], end)
+        last = model.policy.next_values(following).detach().numpy().ravel()
         expected = gae(rewards, values, starts, last, end["dones"], model.gamma, model.gae_lambda)
         np.testing.assert_allclose(arrays["advantages"].T, expected, rtol=1e-4, atol=1e-5)
 

@@ -20,7 +20,8 @@ from torch import nn
 from sb3_ppg import PPG, NonFiniteLossError, PhasicCheckpointCallback, RewardNormalizer
 from sb3_ppg.errors import NonFiniteEnvironmentError, NonFiniteError, WorkerError
 from sb3_ppg.losses import Losses
-from sb3_ppg.optim.update import optimize_epoch
+from sb3_ppg.objectives import Objective
+from sb3_ppg.optim.update import Update
 from tests.helpers import THREE_ACTIONS, VECTOR, RandomEnv, StepsChanged, changed, run_in_a_new_process
 from tests.saving.small_models import numbers_of, resumed, small
 
@@ -211,22 +212,23 @@ def test_bad_rewards_do_not_reach_the_authors_normaliser(reward):
 
 
 def test_a_gradient_that_is_not_finite_or_whose_norm_overflows_is_named_and_leaves_the_weights():
-    """d sqrt(x)/dx at 0 is infinite; in the other case, only the norm is. The parameters have the same name."""
-    networks = [nn.Linear(2, 1, bias=False) for _ in range(2)]
+    """d sqrt(x)/dx at 0 is infinite; in the other case, only the norm is."""
+    networks = nn.ModuleList(nn.Linear(2, 1, bias=False) for _ in range(2))
     parameters = [network.weight for network in networks]
     before = [weight.detach().clone() for weight in parameters]
 
     def fails(message: str, function, **options) -> None:
-        def losses(batch):
+        def losses(networks, batch, coefficients):
             error = function(*(network(batch[0]) for network in networks))
             return Losses(error, {"error": error})
 
         optimizer = th.optim.Adam(parameters, fused=True)
         with pytest.raises(NonFiniteLossError, match=message):
-            optimize_epoch("policy", networks, optimizer, [(th.ones(3, 2),)], losses, **options)
+            update = Update("policy", networks, Objective(networks), losses, optimizer, 1e-3, None, **options)
+            update.epoch([(th.ones(3, 2),)])
         assert all(th.equal(weight, was) for weight, was in zip(parameters, before, strict=True)) and not optimizer.state
 
-    fails(r"policy phase met a gradient that is not finite, that of weight", lambda one, _: (one * 0).abs().sqrt().mean())
+    fails(r"policy phase met a gradient that is not finite, that of 0.weight", lambda one, _: (one * 0).abs().sqrt().mean())
     fails(r"gradient whose norm is not finite\.", lambda one, two: 1e30 * one.mean() + two.mean(), max_grad_norm=0.5)
 
 

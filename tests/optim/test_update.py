@@ -11,7 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from sb3_ppg import PPG
 from sb3_ppg.errors import NonFiniteLossError
 from sb3_ppg.losses import Losses
-from sb3_ppg.optim.update import Epoch, compute_gradient, mean_losses, optimize_epoch
+from sb3_ppg.objectives import Objective
+from sb3_ppg.optim.update import Update, mean_losses
 from sb3_ppg.optim.value_units import rescale_moments
 
 
@@ -35,15 +36,16 @@ class Regression:
         self.optimizer = th.optim.Adam(self.network.parameters(), lr=1e-2)
         self.batch_sizes: list[int] = []
 
-    def losses(self, batch: Batch) -> Losses:
+    def losses(self, network: nn.Module, batch: Batch, coefficients: None = None) -> Losses:
         self.batch_sizes.append(len(batch.targets))
         self.network.n_passes += 1
-        difference = self.network(batch.observations["x"]).flatten() - batch.targets
+        difference = network(batch.observations["x"]).flatten() - batch.targets
         error = difference.square().mean()
         return Losses(2 * error, {"error": error}, difference.detach())
 
-    def epoch(self, *minibatches: Batch, phase: str = "policy", **options) -> Epoch:
-        return optimize_epoch(phase, [self.network], self.optimizer, minibatches, self.losses, **options)
+    def update(self, kind: str = "policy", micro_batch_size: int | None = None) -> Update:
+        objective = Objective(self.network)
+        return Update(kind, self.network, objective, self.losses, self.optimizer, 1e-2, None, micro_batch_size)
 
     def gradient(self) -> list[th.Tensor]:
         return [parameter.grad.clone() for parameter in self.network.parameters()]
@@ -56,8 +58,8 @@ class Regression:
 def test_micro_batches_give_the_gradient_of_the_whole_minibatch(micro_batch_size):
     batch = make_batch(24)
     whole, parts = Regression(), Regression()
-    of_whole = compute_gradient([*whole.network.parameters()], whole.losses, batch)
-    of_parts = compute_gradient([*parts.network.parameters()], parts.losses, batch, micro_batch_size)
+    of_whole = whole.update().gradient(batch, whole.losses, [*whole.network.parameters()])
+    of_parts = parts.update(micro_batch_size=micro_batch_size).gradient(batch, parts.losses, [*parts.network.parameters()])
     th.testing.assert_close(of_parts.log_ratio, of_whole.log_ratio)
     assert max(parts.batch_sizes) <= micro_batch_size and sum(parts.batch_sizes) == 24
     th.testing.assert_close(of_parts.values, of_whole.values)
@@ -68,8 +70,8 @@ def test_losses_of_each_minibatch_come_back_and_are_averaged_over_samples():
     regression = Regression()
     minibatches = [make_batch(8), make_batch(2)]
     with th.no_grad():
-        first = regression.losses(minibatches[0])
-    epoch = regression.epoch(*minibatches, micro_batch_size=3)
+        first = regression.losses(regression.network, minibatches[0])
+    epoch = regression.update(micro_batch_size=3).epoch(minibatches)
     assert set(epoch.losses) == {"loss", "error"} and epoch.sizes.tolist() == [8, 2]
     assert epoch.losses["error"][0] == pytest.approx(first.terms["error"].item())
     np.testing.assert_allclose(epoch.losses["loss"], 2 * epoch.losses["error"], rtol=1e-6)
@@ -85,10 +87,10 @@ def test_gradients_do_not_leak_from_step_to_step_or_to_another_optimizer():
     ours, expected = Regression(), Regression()
     for parameter in ours.network.parameters():
         parameter.grad = th.full_like(parameter, 1e3)  # left over from something else
-    ours.epoch(*minibatches, micro_batch_size=2)
+    ours.update(micro_batch_size=2).epoch(minibatches)
     for batch in minibatches:
         expected.optimizer.zero_grad()
-        expected.losses(batch).total.backward()
+        expected.losses(expected.network, batch).total.backward()
         expected.optimizer.step()
     th.testing.assert_close(ours.weights(), expected.weights(), rtol=1e-5, atol=1e-7)
     th.testing.assert_close(th.cat([*map(th.flatten, ours.gradient())]), th.cat([*map(th.flatten, expected.gradient())]))
@@ -98,13 +100,13 @@ def test_gradients_do_not_leak_from_step_to_step_or_to_another_optimizer():
 @pytest.mark.parametrize("bad_minibatch", [0, 2])
 def test_a_loss_that_is_not_finite_leaves_weights_and_optimizer_alone(bad, bad_minibatch):
     regression = Regression()
-    regression.epoch(make_batch(8, 5))
+    regression.update().epoch([make_batch(8, 5)])
     before = regression.weights()
     states = [{k: v.clone() for k, v in s.items()} for s in regression.optimizer.state.values()]
     minibatches = [make_batch(8, seed) for seed in range(4)]
     minibatches[bad_minibatch].targets[3] = bad
     with pytest.raises(NonFiniteLossError, match=rf"auxiliary phase.*minibatch {bad_minibatch}.*'error'"):
-        regression.epoch(*minibatches, phase="auxiliary")
+        regression.update("auxiliary").epoch(minibatches)
     assert all(th.equal(a, b) for a, b in zip(regression.weights(), before, strict=True)) and regression.network.n_passes == 1
     for state, saved in zip(regression.optimizer.state.values(), states, strict=True):
         assert all(th.equal(state[name], saved[name]) for name in saved)
