@@ -21,9 +21,8 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from benchmarks.harness import Experiment, Report, defaults_of, trained
+from benchmarks.harness import COLORS, Experiment, Report, defaults_of, machines, trained
 from benchmarks.scores import Task, improvements, interquartile_means
-from benchmarks.tables import COLORS, machines
 from sb3_ppg import PPG
 from sb3_ppg.comparison.report import finish, page, table
 

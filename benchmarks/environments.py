@@ -20,8 +20,7 @@ import numpy as np
 import yaml
 from gymnasium import spaces
 
-from benchmarks.harness import Experiment, Report
-from benchmarks.tables import machines
+from benchmarks.harness import Experiment, Report, machines
 from benchmarks.venvs import make_venv
 from sb3_ppg import PPG, check
 from sb3_ppg.checking import policy_for

@@ -15,9 +15,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
-from benchmarks.harness import Experiment, Report
+from benchmarks.harness import Experiment, Report, machines
 from benchmarks.scores import interquartile_means
-from benchmarks.tables import machines
 from sb3_ppg.comparison.report import draw_seeds, finish, page, table
 
 SEEDS = range(5)

@@ -35,6 +35,7 @@ RESULTS = Path(__file__).parent / "results"
 LOGS = Path("logs/benchmarks")
 Outcome = tuple[dict[str, Any], pd.DataFrame | None]  # columns of a row; a learning curve with column "steps"
 Report = Mapping[str, str | Figure]  # pages and pictures, by file name
+COLORS = {"PPO": "tab:red", "PPG": "tab:blue"}  # in all pictures; also of their variants
 
 
 def defaults_of(function: Callable[..., Any]) -> dict[str, Any]:
@@ -216,3 +217,16 @@ def _append(file: Path, table: pd.DataFrame) -> None:
     if file.exists():
         table = table[list(pd.read_csv(file, nrows=0).columns)]
     table.to_csv(file, mode="a", index=False, header=not file.exists())
+
+
+# ---- reports ----
+
+
+def listed(values: Iterable[float], digits: int = 1) -> str:
+    """Return numbers with commas between them."""
+    return ", ".join(f"{value:.{digits}f}" for value in values)
+
+
+def machines(rows: pd.DataFrame) -> str:
+    """Return a sentence that names the machines of the rows."""
+    return f"{' and '.join(rows['machine'].unique())}."

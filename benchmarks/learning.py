@@ -16,9 +16,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rl_zoo3 import ALGOS
 
-from benchmarks.harness import Experiment, Outcome, Report, defaults_of, trained
+from benchmarks.harness import COLORS, Experiment, Outcome, Report, defaults_of, listed, machines, trained
 from benchmarks.suites.contestants import Settings, entry, zoo_entry
-from benchmarks.tables import COLORS, listed, machines
 from sb3_ppg.comparison.report import draw_seeds, finish, page, table
 from sb3_ppg.comparison.runs import short_hash
 

@@ -9,12 +9,11 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
 from benchmarks.compiled import COMPILED, draw_curves
-from benchmarks.harness import RESULTS
+from benchmarks.harness import COLORS, RESULTS
 from benchmarks.learning import EVALUATED, LEARNING, draw_contestant
 from benchmarks.seconds import comparison
 from benchmarks.suites.contestants import TASKS
 from benchmarks.suites.experiment import SUITES, Comparison, comparisons
-from benchmarks.tables import COLORS
 from sb3_ppg.comparison.report import draw_seeds, finish
 
 

@@ -19,9 +19,8 @@ import pandas as pd
 from stable_baselines3.common.callbacks import ConvertCallback
 from stable_baselines3.common.logger import configure
 
-from benchmarks.harness import Experiment, Outcome, Report
+from benchmarks.harness import Experiment, Outcome, Report, machines
 from benchmarks.suites.contestants import entries_of, made
-from benchmarks.tables import machines
 from sb3_ppg import PPG
 from sb3_ppg.comparison.report import page, table
 from sb3_ppg.comparison.runs import Episodes, short_hash

@@ -22,9 +22,8 @@ import numpy as np
 
 from benchmarks import venvs
 from benchmarks.environments import ROOT
-from benchmarks.harness import Experiment, Outcome, Report
+from benchmarks.harness import Experiment, Outcome, Report, machines
 from benchmarks.scores import interquartile_means
-from benchmarks.tables import machines
 from sb3_ppg.comparison.report import page, table
 
 SCRIPTS, N_SEEDS = Path(__file__).parent, 5

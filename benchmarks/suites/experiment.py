@@ -11,10 +11,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
-from benchmarks.harness import RESULTS, Experiment, Outcome, Report
+from benchmarks.harness import COLORS, RESULTS, Experiment, Outcome, Report, listed, machines
 from benchmarks.scores import MIN_SEEDS, Task, improvements, interquartile_means
 from benchmarks.suites.contestants import CONTESTANTS, LEADING, TASKS, Training, contestants_on
-from benchmarks.tables import COLORS, listed, machines
 from sb3_ppg.comparison.report import draw_seeds, finish, page, table
 from sb3_ppg.comparison.scores import Scores
 
