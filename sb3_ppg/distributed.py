@@ -47,12 +47,7 @@ def n_processes() -> int:
 
 def rank() -> int:
     """Return this process's number, from 0. Process 0 prints, logs, evaluates and saves."""
-    return rank_and_size()[0]
-
-
-def rank_and_size() -> tuple[int, int]:
-    """Return the rank and the number of processes."""
-    return (dist.get_rank(), dist.get_world_size()) if has_group() else (0, 1)
+    return dist.get_rank() if has_group() else 0
 
 
 def gpu_name(device: th.device) -> str:
@@ -74,27 +69,15 @@ def n_started() -> int:
 
 
 @contextmanager
-def process_group(timeout: float | None = None, start_timeout: float | None = None) -> Iterator[None]:
+def process_group() -> Iterator[None]:
     """
-    Train one model in all processes that ``torchrun`` has started::
-
-        from stable_baselines3.common.env_util import make_vec_env
-        from sb3_ppg import PPG, process_group
-
-        with process_group():
-            env = make_vec_env("CartPole-v1", 8)
-            model = PPG("MlpPolicy", env, n_steps=128, seed=0).learn(100_000)
-            model.save("ppg_cartpole")
+    Train one model in all processes that ``torchrun`` has started: ``with process_group(): PPG(...).learn(...)``.
 
     CPUs communicate by gloo. NVIDIA GPUs communicate by NCCL if each process has one of its own (experimental: nobody has run
     it), else by gloo; ``device="auto"`` is the GPU with the process's number on its node. From then on, this process ends
-    when the torchrun agent that started it ends. Without ``torchrun``, or within an existing group, nothing happens. See
-    docs/distributed.md.
+    when the torchrun agent that started it ends. Without ``torchrun``, or within an existing group, nothing happens. The
+    environment variables ``SB3_PPG_TIMEOUT`` and ``SB3_PPG_START_TIMEOUT`` are described in docs/distributed.md.
 
-    :param timeout: seconds that a process waits for another one that is alive. None: the environment variable
-        ``SB3_PPG_TIMEOUT``, or half an hour
-    :param start_timeout: seconds that processes wait for all to start. None: the environment variable
-        ``SB3_PPG_START_TIMEOUT``, or a minute
     :raises ProcessGroupError: if some do not start, or MASTER_ADDR or MASTER_PORT is not set
     :raises ArgumentError: if they have different versions of Python or of the packages that matter
     """
@@ -103,9 +86,7 @@ def process_group(timeout: float | None = None, start_timeout: float | None = No
     if n_started() < 2 or has_group():
         yield
         return
-    timeout = float(os.environ.get("SB3_PPG_TIMEOUT", 1800)) if timeout is None else timeout
-    start_timeout = float(os.environ.get("SB3_PPG_START_TIMEOUT", 60)) if start_timeout is None else start_timeout
-    store = _start_group(timedelta(seconds=timeout), timedelta(seconds=start_timeout))
+    store = _start_group()
     try:
         require_equal({"Python": platform.python_version(), **{package: version(package) for package in COMPARED_PACKAGES}})
         yield
@@ -117,10 +98,12 @@ def process_group(timeout: float | None = None, start_timeout: float | None = No
         gc.collect()  # the group's threads end with its last reference; at the interpreter's exit they would abort it
 
 
-def _start_group(timeout: timedelta, start_timeout: timedelta) -> "dist.Store":
+def _start_group() -> "dist.Store":
     """Call ``init_process_group("env://")`` with a fitting backend, so that torchrun can restart all; return the store."""
     from torch.distributed.rendezvous import rendezvous  # some builds of torch do not have it
 
+    timeout = timedelta(seconds=float(os.environ.get("SB3_PPG_TIMEOUT", 1800)))
+    start_timeout = timedelta(seconds=float(os.environ.get("SB3_PPG_START_TIMEOUT", 60)))
     n_gpus = th.cuda.device_count() if th.cuda.is_available() else 0
     if n_gpus > 0:
         th.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)) % n_gpus)

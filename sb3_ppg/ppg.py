@@ -16,7 +16,7 @@ from sb3_ppg.optim.diagnostics import auxiliary_summary, leaf_summary, policy_ph
 from sb3_ppg.optim.update import Update, mean_losses
 from sb3_ppg.optim.value_units import change_value_units, set_value_units
 from sb3_ppg.phasic_algorithm import PhasicAlgorithm
-from sb3_ppg.training.checks import check_extras, check_keys, check_rollout
+from sb3_ppg.training.checks import check_extras, check_rollout
 from sb3_ppg.training.preparing import recompute_advantages, record_references
 
 
@@ -92,11 +92,10 @@ class PPG(PhasicAlgorithm):
     :param n_policy_iterations: N_π, the number of rollouts per phase
     :param n_aux_epochs: E_aux, the number of epochs of the auxiliary phase. 0: no auxiliary phase, and no rollouts are stored
         for it
-    :param aux_batch_size: The largest minibatch of the auxiliary phase, in samples. A multiple of ``n_steps``: minibatches of
-        whole sequences (a sequence is one environment's part of one rollout), spread evenly over the minibatches. Less than
-        ``n_steps``, for policies without memory: minibatches of single samples (which DNA always uses). None: a sixteenth of
-        a rollout, as in the paper (with memory, of a phase), but at least ``batch_size``; unless it consists of single
-        samples, it is rounded up to whole sequences
+    :param aux_batch_size: The largest minibatch of the auxiliary phase, in samples, rounded up to whole sequences (a sequence
+        is one environment's part of one rollout), which are spread evenly over the minibatches. Less than ``n_steps``, for
+        policies without memory: minibatches of single samples (which DNA always uses). None: a sixteenth of a rollout, as in
+        the paper (with memory, of a phase), but at least ``batch_size``
     :param beta_clone: β_clone, the weight of the KL term of the auxiliary phase
     :param kl_coef: Weight of the KL penalty 1/2 (log π - log π_old)², which replaces clipping in the paper's KL variant
     :param normalize_value_targets: Whether value heads predict in value units, and both phases measure value errors in them.
@@ -220,7 +219,7 @@ class PPG(PhasicAlgorithm):
 
     def _prepare(self, latest: Rollout, kinds: Sequence[Kind]) -> None:
         """Prepare the latest rollout and replayed ones: value targets, advantages, value unit, the objective's data."""
-        objective, replay, own = self.objective, self.replay, {*latest.arrays}
+        objective, replay = self.objective, self.replay
         check_rollout(self, latest)
         latest.arrays["targets"] = objective.value_targets(latest, self.rollout_buffer.gamma)
         self._normalize_advantages(latest)
@@ -234,9 +233,9 @@ class PPG(PhasicAlgorithm):
         objective.before_policy_phase(self.policy)
         for rollout in [*older, latest]:
             extras = objective.extras(self.policy, rollout)
-            check_extras(objective, extras, own)
+            if rollout is latest:  # the others have extras already
+                check_extras(self, latest, extras)
             rollout.arrays |= extras
-        check_keys(self, latest)
 
     def update_advantages(self, rollout: Rollout) -> None:
         """Recompute a rollout's advantages and value targets with the current value function."""

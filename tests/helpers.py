@@ -397,10 +397,10 @@ def free_port() -> int:
 def work(rank: int, size: int, port: int, folder: Path, task: Callable, arguments: tuple) -> Any:
     """Do a task as one of the processes that ``torchrun`` starts."""
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(size))
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), SB3_PPG_TIMEOUT="20", SB3_PPG_START_TIMEOUT="20")
     th.set_num_threads(1)
     os.chdir(folder)
-    with process_group(timeout=20, start_timeout=20):
+    with process_group():
         return task(*arguments)
 
 

@@ -39,8 +39,7 @@ def run(code: str, n_timesteps: int = 1) -> dict:
 
 # Entry points for users, whose docstrings have an example
 EXAMPLES = {
-    "sb3_ppg": "PPG RecurrentPPG MaskablePPG ImpalaCNN NormalizedRewardRolloutBuffer PhasicCallback PhasicCheckpointCallback "
-    "Player process_group check",
+    "sb3_ppg": "PPG RecurrentPPG MaskablePPG NormalizedRewardRolloutBuffer PhasicCallback Player check",
     "sb3_ppg.family": "with_preset",
     "sb3_ppg.hub": "save_pretrained push",
     "sb3_ppg.environments": "EnvPoolVecEnv",

@@ -293,7 +293,6 @@ def test_what_cannot_work_is_refused_by_name():
             make(policy_kwargs=policy_kwargs)
     for kwargs, message in (
         (dict(n_steps=7, batch_size=6), "`batch_size`=6 cannot work.*equal parts of `n_steps`=7 steps, and here of 1 at most"),
-        (dict(aux_batch_size=4), "whole sequences of `n_steps`=8 samples; use a multiple of it"),
         (dict(recompute_states="yes"), "`recompute_states`='yes' cannot work"),
         (dict(policy="MlpPolicy"), "'MlpPolicy' is not for RecurrentPPG: use one of 'MlpLstmPolicy'"),
         (dict(rollout_buffer_class=NormalizedRewardRolloutBuffer), "rollout_buffer_class.*SequenceRolloutBuffer"),

@@ -176,7 +176,7 @@ def results_explained() -> Iterator[None]:
             raise ArgumentError(f"an environment gives vectors as rewards: {remedy}") from error
         raise ArgumentError(
             f"an environment has returned what cannot be used ({error}): `reset` returns (observation, info), `step` "
-            "(observation, reward, terminated, truncated, info), where the reward is a number; see sb3_ppg.check(env)"
+            "(observation, reward, terminated, truncated, info), where the reward is a number"
         ) from error
 
 

@@ -38,16 +38,6 @@ class BCQ(OffPolicyAlgorithm):
     evaluate in it. ``VecNormalize`` gets the statistics of the data, see ``set_dataset``. Arguments that are not listed are
     those of SB3's ``DQN``.
 
-    Example::
-
-        from stable_baselines3 import SAC
-
-        from sb3_ppg.offline import BCQ
-
-        recorded = SAC("MlpPolicy", "Pendulum-v1", seed=0).learn(5_000).replay_buffer
-        model = BCQ("MlpPolicy", "Pendulum-v1", dataset=recorded, seed=0).learn(10_000)
-        model.save("bcq_pendulum")
-
     :param policy: "MlpPolicy", "CnnPolicy", "MultiInputPolicy", or a subclass of ``BCQPolicy``
     :param env: The environment that the data is from (if registered in Gym, can be str)
     :param replay_buffer_class: Replay buffer class that holds the data. If ``None``, it will be automatically selected

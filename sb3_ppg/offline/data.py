@@ -194,16 +194,9 @@ def load_dataset(source: Any) -> Dataset:
 
     A pickle runs code when it is read: load only your own.
 
-    Example::
-
-        from sb3_ppg.offline import load_dataset
-
-        dataset = load_dataset("mujoco/hopper/medium-v0")
-        print(len(dataset), dataset.episode_returns().mean())
-
     :param source: a ``Dataset``; a dictionary of its arrays; a ``ReplayBuffer`` of SB3, or the file that
-        ``save_replay_buffer`` has written (".pkl"); a Minari data set: its name in the local store, its folder, or the hdf5
-        file there
+        ``save_replay_buffer`` has written (".pkl"); a Minari data set: its name in the local store, such as
+        "mujoco/hopper/medium-v0", its folder, or the hdf5 file there
     :return: the data
     :raises ArgumentError: if it is empty or of another kind; a file that is missing or damaged raises its reader's error
     """

@@ -41,7 +41,7 @@ def set_value_units(
     mean: float | np.ndarray,
     std: float | np.ndarray,
 ) -> None:
-    """Change the units of both heads, see ``HasUnits``; the values that they predict stay the same."""
+    """Change the units of both heads, see ``ValueHead``; the values that they predict stay the same."""
     for head in (policy.value_net, policy.aux_value_net):
         factor = head.change_units(mean, std)
         for optimizer in optimizers:

@@ -1,6 +1,6 @@
 """Policies with an auxiliary value head, and the networks that they are made of."""
 
-from sb3_ppg.policies.heads import HasUnits, ValueHead, VectorValueHead, head_loss
+from sb3_ppg.policies.heads import ValueHead, VectorValueHead, head_loss
 from sb3_ppg.policies.mlp import (
     AuxiliaryEvaluation,
     CnnPolicy,
@@ -18,7 +18,6 @@ __all__ = [
     "AuxiliaryEvaluation",
     "CnnPolicy",
     "Evaluation",
-    "HasUnits",
     "MixedPrecision",
     "MlpPolicy",
     "MultiInputPhasicActorCriticPolicy",

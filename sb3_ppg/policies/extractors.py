@@ -97,14 +97,6 @@ class ImpalaCNN(BaseFeaturesExtractor):
 
     Images of type uint8 are divided by 255 in the first convolution.
 
-    Example::
-
-        from stable_baselines3.common.envs import FakeImageEnv
-        from sb3_ppg import PPG, ImpalaCNN
-
-        env = FakeImageEnv(screen_height=64, screen_width=64, n_channels=3, discrete=True)
-        model = PPG("CnnPolicy", env, policy_kwargs=dict(features_extractor_class=ImpalaCNN))
-
     :param observation_space: space of images, channels first (SB3 transposes others)
     :param features_dim: units of the dense layer
     :param channels: channels of each convolutional stack

@@ -1,6 +1,6 @@
 """Value heads: their values, their loss, and the unit in which they work."""
 
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch as th
@@ -10,36 +10,16 @@ from typing_extensions import override
 from sb3_ppg import losses
 
 
-class HasUnits(Protocol):
-    """
-    Everything that value units need of a value head, which is also an ``nn.Module``: it predicts mean + std x output.
-
-    :param mean: value that is zero in the head's unit, in the units of the (normalized) return; a scalar, or (K,)
-    :param std: the unit itself, in the units of the (normalized) return, initially one; a scalar, or (K,)
-    """
-
-    mean: th.Tensor
-    std: th.Tensor
-
-    def change_units(self, mean: float | np.ndarray, std: float | np.ndarray) -> th.Tensor:
-        """
-        Rescale the head's own parameters so that they predict (value - mean) / std; its values stay the same.
-
-        :param mean: in the units of the returns; one number, or one for each of several values
-        :param std: in the units of the returns, above zero; one number, or one for each
-        :return: factor by which the weights change; the gradient of an error in the head's unit changes by the same factor;
-            (number of values,)
-        """
-
-
 def lacks_for_units(head: nn.Module) -> list[str]:
-    """Return the members of ``HasUnits`` that a value head does not have."""
+    """Return the members of ``ValueHead`` for value units that another value head does not have."""
     return [name for name in ("mean", "std", "change_units") if not hasattr(head, name)]
 
 
 class ValueHead(nn.Linear):
     """
-    A linear layer that predicts values, (B, in) -> (B, 1). Its unit can be changed without changing the predictions.
+    A linear layer that predicts values, mean + std x output, (B, in) -> (B, 1). Its unit can be changed without changing the
+    predictions: ``std`` is the unit, initially one, and ``mean`` the value that is zero in it, both in the units of the
+    (normalized) return. Another value head has value units if it has ``mean``, ``std`` and ``change_units``.
 
     Source: Pop-Art, van Hasselt et al. 2016, https://arxiv.org/abs/1602.07714.
 
@@ -73,6 +53,14 @@ class ValueHead(nn.Linear):
 
     @th.no_grad()
     def change_units(self, mean: float | np.ndarray, std: float | np.ndarray) -> th.Tensor:
+        """
+        Rescale the head's own parameters so that they predict (value - mean) / std; its values stay the same.
+
+        :param mean: in the units of the returns; one number, or one for each of several values
+        :param std: in the units of the returns, above zero; one number, or one for each
+        :return: factor by which the weights change; the gradient of an error in the head's unit changes by the same factor;
+            (number of values,)
+        """
         new_mean, new_std = (th.as_tensor(unit).to(self.mean).expand(self.mean.shape) for unit in (mean, std))
         factor = self.std / new_std
         self.weight.mul_(factor.reshape(-1, 1))

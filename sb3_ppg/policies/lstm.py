@@ -280,37 +280,20 @@ class RecurrentPhasicActorCriticPolicy(PhasicActorCriticPolicy, RecurrentActorCr
         return super().predict_values(obs, RNNStates(lstm_states, lstm_states), episode_starts)
 
     @override
-    def _predict(  # type: ignore[override]
-        self, observation: PyTorchObs, lstm_states: Any, episode_starts: th.Tensor, deterministic: bool = False
-    ) -> tuple[th.Tensor, tuple[th.Tensor, ...]]:
-        distribution, states = self.get_distribution(observation, lstm_states, episode_starts)
-        return self._chosen(distribution, deterministic), states
-
-    @override
-    def predict(  # type: ignore[override]
-        self,
-        observation: np.ndarray | dict[str, np.ndarray],
-        state: tuple[np.ndarray, ...] | None = None,
-        episode_start: np.ndarray | None = None,
-        deterministic: bool = False,
-    ) -> tuple[np.ndarray, tuple[np.ndarray, ...]]:
+    def _predict_next(  # type: ignore[override]
+        self, obs: PyTorchObs, state: Any, starts: np.ndarray | None, deterministic: bool = False
+    ) -> tuple[th.Tensor, tuple[np.ndarray, ...]]:
         """
-        Choose actions, with sb3-contrib's arguments.
+        Return actions, and hidden and cell states of the policy's LSTM after them.
 
-        :param state: hidden and cell states of the policy's LSTM, (n_layers, n_envs, hidden size) each. None: zeros
-        :param episode_start: whether an episode begins, with states of zero, (n_envs,). None: no episode begins
-        :return: actions as environments take them, and the states for the next call
+        :param state: these states before, (n_layers, n_envs, hidden size) each. None: zeros
+        :param starts: whether an episode begins, with states of zero, (n_envs,). None: no episode begins
         """
-        self.set_training_mode(False)
-        tensors: Any
-        tensors, vectorized_env = self.obs_to_tensor(observation)
-        n_envs = n_samples(tensors)
+        n_envs = n_samples(obs)
         as_floats = partial(th.tensor, dtype=th.float32, device=self.device)
         states: Any = self.initial_states(n_envs).pi if state is None else tuple(map(as_floats, state))
-        starts = as_floats(np.zeros(n_envs) if episode_start is None else episode_start)
-        with th.no_grad():
-            actions, states = self._predict(tensors, lstm_states=states, episode_starts=starts, deterministic=deterministic)
-        return self._taken(actions, vectorized_env), tuple(state.cpu().numpy() for state in states)
+        distribution, states = self.get_distribution(obs, states, as_floats(np.zeros(n_envs) if starts is None else starts))
+        return self._chosen(distribution, deterministic), tuple(state.cpu().numpy() for state in states)
 
     @th.no_grad()
     def states_after(self, obs: PyTorchObs, lstm_states: RNNStates, episode_starts: th.Tensor) -> RNNStates:

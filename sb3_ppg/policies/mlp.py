@@ -49,7 +49,6 @@ from sb3_ppg.policies.heads import ValueHead, VectorValueHead, lacks_for_units
 
 Architecture = Literal["dual", "detached", "shared"]
 MixedPrecision = Literal["bf16"]
-TORCH_DISTRIBUTION_ATTRIBUTES = {"distribution", "distributions"}  # torch's objects in those of SB3 and sb3-contrib
 DERIVED_METHODS = ("evaluate_actions", "get_distribution", "predict_values")  # from `evaluate`
 ALL_FIELDS = ("distribution", "latent_pi", "latent_vf")  # fields of `Evaluation` that need the networks
 
@@ -130,7 +129,6 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
     actions: Actions
     preprocessed_space: spaces.Space  # of observations
     scaled_images: set[str]  # keys of the images that are divided by 255; {""} if the whole space is an image
-    acted_on: PyTorchObs | None = None  # the latest observations, until `action_dist` has their distribution
 
     def __init__(
         self,
@@ -428,45 +426,16 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
     def _get_action_dist_from_latent(self, latent_pi: th.Tensor) -> Distribution:
         """
         Return the distribution as a new object, unlike SB3, so that a thread that predicts does not change that of a thread
-        that trains. As in SB3, ``action_dist`` has the latest distribution.
+        that trains.
         """
-        distribution = copy.copy(self._action_dist)
+        distribution = copy.copy(self.action_dist)
         parameters = [self.action_net(latent_pi)]
         if isinstance(distribution, (StateDependentNoiseDistribution, DiagGaussianDistribution)):
             parameters.append(self.log_std)
         if isinstance(distribution, StateDependentNoiseDistribution):
             parameters.append(latent_pi)
         distribution = distribution.proba_distribution(*parameters)
-        if self.temperature != 1:
-            distribution = self.actions.tempered(distribution, self.temperature)
-        if th.compiler.is_compiling():  # compiled code must not store the object
-            return distribution
-        for name in TORCH_DISTRIBUTION_ATTRIBUTES & vars(distribution).keys():
-            setattr(self._action_dist, name, getattr(distribution, name))
-        self.acted_on = None
-        return distribution
-
-    @property  # type: ignore[explicit-override] # which mypy does not see on properties with a setter
-    @override
-    def action_dist(self) -> Distribution:
-        """SB3's distribution object. Its latest distribution is computed here if a compiled policy has acted."""
-        observations, self.acted_on = self.acted_on, None
-        if observations is not None:
-            with th.no_grad():
-                self.evaluate(observations, reads=("distribution",))
-        return self._action_dist
-
-    @action_dist.setter
-    def action_dist(self, distribution: Distribution) -> None:
-        self._action_dist = distribution
-
-    @override
-    def __getstate__(self) -> dict[str, Any]:
-        """Return the state for a copy or a pickle, without the latest distribution, which has a graph."""
-        action_dist = copy.copy(self._action_dist)
-        for name in TORCH_DISTRIBUTION_ATTRIBUTES:
-            vars(action_dist).pop(name, None)
-        return {**vars(self), "_action_dist": action_dist, "acted_on": None}
+        return distribution if self.temperature == 1 else self.actions.tempered(distribution, self.temperature)
 
     @override
     def reset_noise(self, n_envs: int = 1) -> None:
@@ -587,10 +556,10 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
         **context: Any,
     ) -> tuple[np.ndarray, tuple[np.ndarray, ...] | None]:
         """
-        Choose actions, with SB3's arguments, of which ``state`` and ``episode_start`` have no effect.
+        Choose actions, with SB3's arguments, of which ``state`` and ``episode_start`` are for policies with memory.
 
         :param context: further arguments of ``evaluate``
-        :return: actions as environments take them, and ``state``
+        :return: actions as environments take them, and the state for the next call
         """
         self.set_training_mode(False)
         if isinstance(observation, tuple) and len(observation) == 2 and isinstance(observation[1], dict):
@@ -600,8 +569,14 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
             )
         tensors, vectorized_env = self.obs_to_tensor(observation)
         with th.no_grad():
-            actions = self._predict(tensors, deterministic, **context)
+            actions, state = self._predict_next(tensors, state, episode_start, deterministic, **context)
         return self._taken(actions, vectorized_env), state
+
+    def _predict_next(
+        self, obs: PyTorchObs, state: Any, starts: np.ndarray | None, deterministic: bool = False, **context: Any
+    ) -> tuple[th.Tensor, Any]:
+        """Return actions, and the state after them."""
+        return self._predict(obs, deterministic, **context), state
 
     def _taken(self, actions: th.Tensor, vectorized_env: bool) -> Any:
         """Return samples of the distribution, (B, ...), as environments take them: an array, for nested spaces a list."""

@@ -40,19 +40,8 @@ class PhasicCheckpointCallback(PhasicCallback):
     """
     Save everything that an exact resume needs after every ``save_freq``-th iteration (a rollout with its update) and at the
     end of the run: the model in ``<name_prefix>_<steps>_steps.zip``; the rollouts of the phase, ``VecNormalize``'s statistics
-    and the states of the random generators in ``<name_prefix>_<steps>_steps.aux_buffer.npz``::
-
-        from stable_baselines3.common.env_util import make_vec_env
-        from sb3_ppg import PPG, PhasicCheckpointCallback, aux_buffer_path, latest_checkpoint
-
-        env = make_vec_env("CartPole-v1", 8)
-        callback = PhasicCheckpointCallback(4, "checkpoints")
-        PPG("MlpPolicy", env, n_steps=128).learn(10_000, callback=callback)
-
-        checkpoint = latest_checkpoint("checkpoints")
-        model = PPG.load(checkpoint, env=env)
-        model.load_aux_buffer(aux_buffer_path(checkpoint))
-        model.learn(20_000 - model.num_timesteps, reset_num_timesteps=False)
+    and the states of the random generators in ``<name_prefix>_<steps>_steps.aux_buffer.npz``. docs/guides/resume.md shows how
+    to go on from one.
 
     Both files appear only when both are complete, the model's last, so where there is a model's file, the checkpoint is
     complete. If a number in the state is NaN or infinite, no checkpoint is written, and the previous one stays. After an error

@@ -13,24 +13,24 @@ import numpy as np
 import torch as th
 from stable_baselines3.common.running_mean_std import RunningMeanStd
 
-from sb3_ppg.arrays import map_arrays
 from sb3_ppg.buffers.replay import KINDS
 from sb3_ppg.buffers.rollout_buffers import NormalizedRewardRolloutBuffer
-from sb3_ppg.buffers.rollouts import Rollout, leaves_of, smallest_observations
-from sb3_ppg.distributed import rank_and_size
+from sb3_ppg.buffers.rollouts import Rollout
+from sb3_ppg.distributed import n_processes, rank
 from sb3_ppg.environments.watched import all_statistics
 from sb3_ppg.errors import ArgumentError, ModelFormatError, NonFiniteError, raised_as, warn
 from sb3_ppg.phasic_interface import COUNTERS, PhasicInterface
 from sb3_ppg.saving.files import atomic_writes
 
 FORMAT_VERSION = 1
+MOMENTS = ("mean", "var", "count")
 _lock = threading.RLock()
 
 
 def file_of_process(path: Path) -> Path:
     """Return this process's own file: "model.aux_buffer.npz" is "model.aux_buffer.0_of_2.npz" for the first one of two."""
-    number, size = rank_and_size()
-    return path if size == 1 else path.with_name(f"{path.stem}.{number}_of_{size}{path.suffix}")
+    own = f"{path.stem}.{rank()}_of_{n_processes()}{path.suffix}"
+    return path if n_processes() == 1 else path.with_name(own)
 
 
 def files_of_processes(path: Path) -> list[Path]:
@@ -88,14 +88,15 @@ def _is_finite(value: Any) -> bool:
 
 def _identity(model: PhasicInterface, same_processes: bool = True) -> dict[str, Any]:
     """Properties that a file shares with its model; a file of another number of processes shares fewer."""
-    number, size = rank_and_size()
+    sizes = {"n_envs": int(model.n_envs), "n_steps": int(model.n_steps), "process": [rank(), n_processes()]}  # may be NumPy's
     return {
         "algorithm": type(model).__name__,
+        "observation_space": str(model.observation_space),
+        "action_space": str(model.action_space),
         "checkpoint": model._checkpoint,
-        **({"n_envs": int(model.n_envs), "n_steps": int(model.n_steps)} if same_processes else {}),  # may be NumPy's
+        **(sizes if same_processes else {}),
         **{name.removeprefix("_"): int(getattr(model, name)) for name in COUNTERS},
         "n_kept_rollouts": list(model.n_kept_rollouts()),
-        **({"process": [number, size]} if same_processes and size > 1 else {}),
         "VecNormalize": list(all_statistics(model.env)),
     }
 
@@ -114,7 +115,7 @@ def _arrays(model: PhasicInterface) -> dict[str, np.ndarray]:
 
 def moments_of(rms: RunningMeanStd) -> dict[str, np.ndarray]:
     """Return mean, variance and count by the names of their attributes."""
-    return {part: np.asarray(getattr(rms, part), dtype=np.float64) for part in ("mean", "var", "count")}
+    return {part: np.asarray(getattr(rms, part), dtype=np.float64) for part in MOMENTS}
 
 
 def _flat(tree: Any, name: str = "") -> dict[str, Any]:
@@ -132,7 +133,7 @@ def load_training_state(model: PhasicInterface, path: Path) -> None:
     Restore what ``save_training_state`` wrote, with the arguments and errors of ``PPG.load_aux_buffer``: read and check
     everything, then put it in place. From another number of processes, it is only the statistics.
     """
-    own, there, (_, size) = file_of_process(path), files_of_processes(path), rank_and_size()
+    own, there, size = file_of_process(path), files_of_processes(path), n_processes()
     same_processes = not there or any(one == path if size == 1 else one.stem.endswith(f"_of_{size}") for one in there)
     if not same_processes:
         own = there[0]
@@ -143,7 +144,7 @@ def load_training_state(model: PhasicInterface, path: Path) -> None:
         description = json.loads(archive["description"].tobytes())
         _check_identity(own, description, _identity(model, same_processes))
         running = all_statistics(model.env)
-        normalization = {name: _read(archive, f"normalize/{name}", moments_of(rms)) for name, rms in running.items()}
+        normalization = {name: {part: archive[f"normalize/{name}/{part}"] for part in MOMENTS} for name in running}
         aux_buffer, replayed = model.aux_buffer.emptied(), []
         if same_processes:
             n_stored, _ = model.n_kept_rollouts()
@@ -190,37 +191,15 @@ def _replayed(model: PhasicInterface, path: Path, archive: Any, uses: list[list[
 
 
 def _read_rollout(archive: Any, name: str, model: PhasicInterface, keys: Iterable[str]) -> Rollout:
-    """
-    Read a rollout. Arrays that the rollout buffer has, too, must have its shapes and types; the file gives those of others.
-
-    :param keys: names of arrays that have to be there
-    """
-    step, allowed = Rollout.of(model.rollout_buffer, steps=slice(1)), model.allow_nonfinite_observations
-    last = map_arrays(lambda array: array[:, None], smallest_observations(model.rollout_buffer, 1))
-    known = step.arrays | {"last_observations": last}
-    names = [file.removeprefix(f"{name}/").split("/")[0] for file in archive.files if file.startswith(f"{name}/")]
-    arrays = {key: _read(archive, f"{name}/{key}", known.get(key), 2, allowed) for key in dict.fromkeys([*names, *keys])}
-    sizes = {leaf.shape[:2] for leaf in leaves_of(arrays)}
-    if sizes - {(model.n_envs, model.n_steps), (model.n_envs, 1)}:
-        raise ValueError(f"{name} has arrays of {sizes} environments and steps")
-    return Rollout(arrays, step.states)
-
-
-def _read(archive: Any, name: str, like: Any, n_free: int = 0, allow_observations: bool = False) -> Any:
-    """
-    Read an array, or a dictionary of arrays, of the same types and shapes as ``like``, apart from the first ``n_free``
-    dimensions; of any if ``like`` is None. Only observations may be NaN or infinite, if ``allow_observations``.
-    """
-    if isinstance(like, dict):
-        return {key: _read(archive, f"{name}/{key}", part, n_free, allow_observations) for key, part in like.items()}
-    array = archive[name]
-    shape = array.shape if like is None else (*array.shape[:n_free], *like.shape[n_free:])
-    dtype = array.dtype if like is None else like.dtype
-    if (array.shape, array.dtype) != (shape, dtype):
-        raise ValueError(f"{name} is {array.dtype} {array.shape}, not {dtype} {shape}")
-    if not _is_finite(array) and not (allow_observations and "observations" in name):
-        raise ValueError(f"{name} has a number that is not finite")
-    return array
+    """Read a rollout, in which arrays with these names have to be there."""
+    arrays: dict[str, Any] = {}
+    for file in archive.files:
+        if file.startswith(f"{name}/"):
+            key, _, part = file.removeprefix(f"{name}/").partition("/")
+            arrays[key] = {**arrays.get(key, {}), part: archive[file]} if part else archive[file]
+    rollout = Rollout(arrays, getattr(type(model.rollout_buffer), "states", ()))
+    rollout.select(keys)
+    return rollout
 
 
 # ---- random generators ----

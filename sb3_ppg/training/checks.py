@@ -1,13 +1,11 @@
 """Checks of arguments that must fit together, and fit environments, networks, buffers and objectives."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
-import torch as th
 from gymnasium import spaces
-from stable_baselines3.common.utils import obs_as_tensor
 
 from sb3_ppg.actions import by_leaf
 from sb3_ppg.arguments import FINITE, argument_value, arguments_of, check_each_argument, check_value, number, require
@@ -18,7 +16,6 @@ from sb3_ppg.buffers.rollouts import (
     Rollout,
     has_own_samples,
     is_recomputable,
-    smallest_observations,
 )
 from sb3_ppg.environments.watched import normalizers, only_normalizer
 from sb3_ppg.errors import ArgumentError, warn
@@ -90,8 +87,6 @@ def check_arguments(model: PhasicInterface) -> None:
     if hasattr(model, "aux_buffer"):  # the model is complete
         check_networks(model)
         check_prior(model)
-        check_value_warmup(model)
-        check_auxiliary_batches(model)
         check_objective(model)
 
 
@@ -100,13 +95,18 @@ def check_networks(model: PhasicInterface) -> None:
     splits = isinstance(model.micro_batch_size, int)
     remedy = "batch normalization of micro-batches differs from that of their minibatch; use None"
     require(model, not splits or not looks_at_the_batch(model.policy), "micro_batch_size", remedy)
-    heads = {name: getattr(model.policy, name) for name in ("value_net", "aux_value_net")}
+    policy = model.policy
+    shares_extractor = policy.share_features_extractor and [*policy.pi_features_extractor.parameters()] != []
+    is_shared = policy.architecture == "shared" or (policy.architecture == "dual" and shares_extractor)
+    remedy = "the value function shares layers with the policy, which would change; use separate networks, or 0"
+    require(model, model.n_value_warmup == 0 or not is_shared, "n_value_warmup", remedy)
+    heads = {name: getattr(policy, name) for name in ("value_net", "aux_value_net")}
     has_vectors = all(isinstance(head, VectorValueHead) for head in heads.values())
     remedy = f"both value heads must be sb3_ppg.policies.VectorValueHead; use these, or None ({heads})"
     require(model, model.reward_weights is None or has_vectors, "reward_weights", remedy)
     for name, head in heads.items() if model.normalize_value_targets and model.n_aux_epochs > 0 else ():
         lacking = lacks_for_units(head)
-        remedy = f"`{name}` has no {', '.join(lacking)}, see sb3_ppg.policies.HasUnits; use a ValueHead from there, or False"
+        remedy = f"`{name}` has no {', '.join(lacking)}, see sb3_ppg.policies.ValueHead; use such a head, or False"
         require(model, not lacking, "normalize_value_targets", remedy)
 
 
@@ -116,20 +116,6 @@ def check_prior(model: PhasicInterface) -> None:
     is_outermost = normalizer is None or not normalizer.norm_obs or normalizer.observation_space == model.observation_space
     remedy = "a wrapper around VecNormalize changes the observations, which a prior sees as they were before: put it inside"
     require(model, is_outermost, "prior", remedy)
-
-
-def check_value_warmup(model: PhasicInterface) -> None:
-    """Refuse a warm-up of the value function that would train the policy."""
-    if model.n_value_warmup > 0:
-        policy = model.policy
-        policy.set_training_mode(False)
-        observations: Any = obs_as_tensor(smallest_observations(model.rollout_buffer, 2), model.device)
-        outputs = policy.evaluate_values(observations), policy.actions.parameters(policy.evaluate(observations).distribution)
-        parameters = [parameter for parameter in policy.parameters() if parameter.requires_grad]
-        reached = [th.autograd.grad(output.sum(), parameters, allow_unused=True) for output in outputs]
-        is_shared = any(by_value is not None and by_policy is not None for by_value, by_policy in zip(*reached, strict=True))
-        remedy = "the value function shares layers with the policy, which would change; use separate networks, or 0"
-        require(model, not is_shared, "n_value_warmup", remedy)
 
 
 def check_objective(model: PhasicInterface) -> None:
@@ -173,23 +159,16 @@ def check_rollout(model: PhasicInterface, rollout: Rollout) -> None:
         )
 
 
-def check_keys(model: PhasicInterface, rollout: Rollout) -> None:
-    """Refuse an objective one of whose keys is no array of a complete rollout."""
-    kept = model.aux_keys if model.n_aux_epochs > 0 else ()
-    missing = {*model.policy_keys, *kept} - rollout.arrays.keys()
+def check_extras(model: PhasicInterface, rollout: Rollout, extras: Iterable[str]) -> None:
+    """Refuse extras with the names of a rollout's own arrays, and an objective whose keys are neither these nor extras."""
+    name, own = f"`objective`={objective_name(type(model.objective))!r}", rollout.arrays.keys()
+    if taken := own & {*extras}:
+        raise ArgumentError(f"{name} has extras under names of the rollout's own arrays: rename {', '.join(sorted(taken))}")
+    missing = {*model.policy_keys, *(model.aux_keys if model.n_aux_epochs > 0 else ())} - own - {*extras}
     if missing and rollout.buffer is None:
         raise ArgumentError(
-            f"`objective`={objective_name(type(model.objective))!r} has {', '.join(sorted(missing))} in `policy_keys` or "
-            f"`aux_keys`, and a rollout has only {', '.join(sorted(rollout.arrays))}"
-        )
-
-
-def check_extras(objective: Objective, extras: Iterable[str], own: Collection[str]) -> None:
-    """Refuse extras of an objective that have the names of a rollout's own arrays."""
-    if taken := {*extras} & {*own}:
-        raise ArgumentError(
-            f"`objective`={objective_name(type(objective))!r} has extras under names of the rollout's own arrays: rename "
-            f"{', '.join(sorted(taken))}"
+            f"{name} has {', '.join(sorted(missing))} in `policy_keys` or `aux_keys`, and a rollout has only "
+            f"{', '.join(sorted({*own, *extras}))}"
         )
 
 
@@ -202,14 +181,6 @@ def warn_of_unlikely_arguments(model: PhasicInterface) -> None:
             f"`n_steps * n_envs = {rollout_size}` samples, there will be a truncated mini-batch of size "
             f"{rollout_size % model.batch_size}. We recommend a `batch_size` that is a factor of `n_steps * n_envs`."
         )
-    for name in ("learning_rate", "aux_learning_rate", "value_learning_rate"):
-        value = getattr(model, name)
-        rate = value(1.0) if callable(value) else value
-        if rate is not None and rate > 1:
-            warn(
-                f"`{name}`={rate:g} is above 1, which ruins any network. Is it meant for another argument? PPG takes "
-                "PPO's arguments in PPO's order, and its own by keyword only"
-            )
 
 
 def check_vector_rewards(model: PhasicInterface) -> None:
@@ -259,9 +230,6 @@ def check_replay(model: PhasicInterface) -> None:
     has_value_epochs = model.n_value_epochs is not None or not given & {"value_rollouts", "value_uses"}
     remedy = "without `n_value_epochs` there are no epochs on values alone; leave out `value_rollouts` and `value_uses`"
     require(model, has_value_epochs, "replay_kwargs", remedy)
-    n_rollouts = max(replay.n_rollouts.values())
-    remedy = f"a minibatch has as many samples of each of the last {n_rollouts} rollouts; use at least {n_rollouts}"
-    require(model, model.batch_size >= n_rollouts, "batch_size", remedy)
 
 
 def warn_of_missing_rollouts(model: PhasicInterface) -> None:
@@ -282,16 +250,3 @@ def warn_of_stale_data(model: PhasicInterface) -> None:
             f"`objective`={argument_value(model, 'objective')!r} does not correct: its clip range would hold the policy near "
             "the older ones. Use `objective`='decoupled' or 'ewma'"
         )
-
-
-def check_auxiliary_batches(model: PhasicInterface) -> None:
-    """Refuse an ``aux_batch_size`` that the auxiliary phase cannot have."""
-    if model.n_aux_epochs == 0 or model.aux_batch_size is None:
-        return
-    stored = model.n_steps * model.n_envs * max(model.n_policy_iterations, model.aux_buffer.capacity or 0)
-    less = ", or less, for minibatches of single samples" if model.has_single_samples(1) else ""
-    is_possible = model.has_single_samples(model.aux_batch_size) or model.aux_batch_size % model.n_steps == 0
-    remedy = f"auxiliary minibatches consist of whole sequences of `n_steps`={model.n_steps} samples; use a multiple of it"
-    require(model, is_possible, "aux_batch_size", f"{remedy}{less}")
-    remedy = f"a phase stores only n_steps * n_envs * n_policy_iterations = {stored} samples; use at most that, or None"
-    require(model, model.aux_batch_size <= stored, "aux_batch_size", remedy)

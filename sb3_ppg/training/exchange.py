@@ -11,9 +11,8 @@ from stable_baselines3.common.running_mean_std import RunningMeanStd
 from sb3_ppg.arguments import argument_names, argument_value
 from sb3_ppg.arrays import map_arrays
 from sb3_ppg.buffers.rollout_buffers import NormalizedRewardRolloutBuffer
-from sb3_ppg.distributed import broadcast, gather, gpu_name, n_processes, rank, require_equal, seed_apart
+from sb3_ppg.distributed import broadcast, gather, n_processes, rank, require_equal, seed_apart
 from sb3_ppg.environments.watched import all_statistics
-from sb3_ppg.errors import ArgumentError
 from sb3_ppg.phasic_interface import COUNTERS, PhasicInterface
 
 # Arguments that may differ between processes
@@ -26,10 +25,6 @@ def start_together(model: PhasicInterface, settings: dict[str, Any]) -> None:
     """Compare the settings of all processes, give them the state of process 0, and separate their random generators."""
     if n_processes() > 1:
         require_equal({**_settings(model), **settings})
-        if model.device.type == "cuda":
-            own, used = zip(*gather((gpu_name(th.device("cuda")), gpu_name(model.device))), strict=True)
-            if len(set(used)) < len(set(own)):
-                raise ArgumentError(f"`device`={str(model.device)!r} is one GPU for several processes: use device='auto'")
         running = list(all_statistics(model.env).values())
         if isinstance(model.rollout_buffer, NormalizedRewardRolloutBuffer):
             running.append(model.rollout_buffer.reward_normalizer.return_rms)

@@ -154,7 +154,6 @@ def _prepare(model: PhasicInterface, total_timesteps: float, reset_num_timesteps
     warn_of_missing_rollouts(model)
     model._missing_rollouts = None
     _report_phases(model, total_timesteps, 0 if reset_num_timesteps else model.num_timesteps)
-    _warn_of_rate_zero(model, total_timesteps)
     warn_of_stale_data(model)
     if model._n_updates > 0 and any(rms.count < 1 for rms in all_statistics(model.env).values()):
         warn(
@@ -183,15 +182,4 @@ def _report_phases(model: PhasicInterface, total_timesteps: float, n_before: int
             "least three are recommended: one phase is n_steps * n_envs * n_policy_iterations = "
             f"{model.n_steps} * {n_envs} * {model.n_policy_iterations} = {phase:,} steps. Use smaller values, or "
             "`n_aux_epochs=0` for PPO; or call `learn` again, which goes on with the phase",
-        )
-
-
-def _warn_of_rate_zero(model: PhasicInterface, total_timesteps: float) -> None:
-    """Warn before the first of consecutive runs of one rollout, for which a schedule that ends at 0 gives a rate of 0."""
-    rollout, previous = model.n_steps * model.n_envs * n_processes(), model.num_timesteps - model._num_timesteps_at_start
-    if total_timesteps <= rollout != previous and model.lr_schedule(0.0) == 0 < model.lr_schedule(1.0):
-        warn(
-            f"`learn({total_timesteps:,.0f})` is one rollout, and trains nothing: a rollout is trained with the rate at its "
-            "end, and `learning_rate` is a schedule that is 0 at the end of a run. Call `learn` once with all timesteps and a "
-            "callback, or use a constant rate"
         )

@@ -82,7 +82,7 @@ def end_in_each_way() -> list[tuple[float, int, str]]:
     found, ports = [], broadcast([free_port() for _ in ENDS])
     for number, (action, at_the_end, *_) in enumerate(ENDS):
         os.environ["MASTER_PORT"] = str(ports[number])
-        with process_group(timeout=20, start_timeout=20):  # a new one after an error
+        with process_group():  # a new one after an error
             env = make_vec_env("CartPole-v1", N_ENVS, vec_env_cls=SubprocVecEnv if action == "dead worker" else None)
             model, message, start = make(env=env), "", time.perf_counter()
             try:

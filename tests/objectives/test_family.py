@@ -176,7 +176,6 @@ def test_observations_in_another_kind_of_dictionary():
 
 
 REFUSED = [
-    ("ddcpg", dict(n_steps=16, batch_size=16, aux_batch_size=8), "whole sequences of `n_steps`=16 samples; use a multiple"),
     ("dcpg", dict(policy_kwargs=dict(architecture="dual")), "`architecture`='dual' cannot work with DelayedCriticObjective"),
     ("dcpg", dict(n_value_epochs=1), "`n_value_epochs`=2 cannot work: DelayedCriticObjective"),
     ("dcpg", dict(n_aux_epochs=0), "`n_aux_epochs`=0 cannot work"),

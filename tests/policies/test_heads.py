@@ -98,7 +98,7 @@ def test_heads_of_which_value_units_need_more_are_refused_when_the_model_is_made
         def make_heads(self):
             return {name: WithoutUnits(64) for name in ("value_net", "aux_value_net")}
 
-    with pytest.raises(ArgumentError, match=r"`normalize_value_targets`=True.*`value_net` has no mean, std.*HasUnits"):
+    with pytest.raises(ArgumentError, match=r"`normalize_value_targets`=True.*`value_net` has no mean, std.*ValueHead"):
         PPG(Own, "CartPole-v1", **SMALL)
     assert not untrained(PPG(Own, "CartPole-v1", normalize_value_targets=False, **SMALL), 2)
 

@@ -43,28 +43,27 @@ def with_one_more_number(text: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    "name, change, message",
+    "name, change",
     [
-        ("normalize/0/obs_rms/mean", lambda mean: mean * np.nan, "normalize/0/obs_rms/mean has a number that is not finite"),
-        ("rollouts/1/targets", lambda targets: targets + np.inf, "targets has a number that is not finite"),
-        ("rollouts/1/observations", lambda array: array[..., :3], r"float32 \(1, 8, 3\), not float32 \(1, 8, 4\)"),
-        ("rollouts/0/targets", lambda targets: targets.astype(float), r"float64 \(1, 8\), not float32"),
-        ("description", lambda text: text[:1], "is damaged"),
-        ("description", with_one_more_number, "is damaged"),
+        ("description", lambda text: text[:1]),
+        ("description", with_one_more_number),
+        ("rollouts/1/targets", None),
+        ("normalize/0/obs_rms/mean", None),
     ],
 )
-def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(name, change, message, tmp_path):
+def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(name, change, tmp_path):
     """The generators come last: what comes before them has been read, nothing of it is kept."""
     model = small(env=VecNormalize(make_vec_env("CartPole-v1"))).learn(16)
     path = tmp_path / "buffer.npz"
     model.save_aux_buffer(path)
     with np.load(path) as file:
         arrays = dict(file)
-    np.savez(path, **{**arrays, name: change(arrays[name])})
+    array = arrays.pop(name)
+    np.savez(path, **arrays, **({} if change is None else {name: change(array)}))
     model.get_vec_normalize_env().obs_rms.mean += 1
     random.random(), np.random.random(), th.rand(1)
     before, numbers, states = model.aux_buffer, numbers_of(model.get_vec_normalize_env()), generator_states()
-    with pytest.raises(ModelFormatError, match=rf"buffer\.npz .*{message}"):
+    with pytest.raises(ModelFormatError, match=r"buffer\.npz is damaged"):
         model.load_aux_buffer(path)
     assert model.aux_buffer is before and generator_states() == states
     np.testing.assert_equal(numbers_of(model.get_vec_normalize_env()), numbers)
@@ -87,6 +86,7 @@ def test_another_kind_of_file_is_refused(tmp_path):
         (lambda: small(env=make_vec_env("CartPole-v1", 2), n_steps=4).learn(16), "n envs is 1, the model's 2"),
         (lambda: small(MaskablePPG, env=masked_envs(), n_steps=4).learn(16), "algorithm is 'PPG', the model's 'MaskablePPG'"),
         (lambda: small(env=VecNormalize(make_vec_env("CartPole-v1"))).learn(16), r"VecNormalize is \[\], .*obs_rms"),
+        (lambda: small(env=make_vec_env("Acrobot-v1")).learn(16), r"observation space is 'Box.*', the model's 'Box"),
         # Another run, whose counters are equal
         (lambda: small().learn(16, callback=PhasicCheckpointCallback(2, "run")), r"checkpoint is None, the model's \["),
     ],
