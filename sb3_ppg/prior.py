@@ -20,6 +20,7 @@ from sb3_ppg.buffers.rollouts import Observations, smallest_observations
 from sb3_ppg.environments.watched import only_normalizer, statistics
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.phasic_interface import PhasicInterface
+from sb3_ppg.policies.mlp import TORCH_DISTRIBUTION_ATTRIBUTES
 
 SELF = "self"  # as a value of the argument `prior`: the model's own policy when it begins to learn
 PRIOR_LEFT_OUT = "not shared"  # as a value of the argument `prior` in files on the Hub, which do not hold the prior of a model
@@ -134,7 +135,7 @@ def _frozen(policy: Any) -> Any:
     distribution = copy.copy(policy.action_dist)
     for name, value in {**vars(distribution)}.items():  # torch cannot copy tensors that have a graph
         has_graph = isinstance(value, th.distributions.Distribution) or getattr(value, "requires_grad", False)
-        if has_graph or name in ("distribution", "distributions"):
+        if has_graph or name in TORCH_DISTRIBUTION_ATTRIBUTES:
             del vars(distribution)[name]
     frozen = copy.deepcopy(policy, {id(policy.action_dist): distribution, id(policy.optimizer): None})
     frozen.requires_grad_(False).set_training_mode(False)

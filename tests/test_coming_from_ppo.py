@@ -18,7 +18,7 @@ from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, Flatten
 from stable_baselines3.common.utils import obs_as_tensor
 from stable_baselines3.common.vec_env import VecEnvWrapper, VecFrameStack, VecNormalize
 
-from sb3_ppg import PPG, ArgumentError, MlpPolicy, PhasicCallback, PhasicCheckpointCallback, RecurrentPPG
+from sb3_ppg import PPG, ArgumentError, MaskablePPG, MlpPolicy, PhasicCallback, PhasicCheckpointCallback, RecurrentPPG
 from sb3_ppg.buffers.rollouts import RolloutEnd
 from sb3_ppg.errors import NonFiniteEnvironmentError
 from sb3_ppg.family import with_preset
@@ -28,6 +28,7 @@ from tests.helpers import (
     VECTOR,
     WITH_CONTEXT,
     BatchNormExtractor,
+    MaskedEnv,
     RandomEnv,
     changed,
     learn_and_log,
@@ -48,12 +49,13 @@ def make(env="CartPole-v1", policy="MlpPolicy", **kwargs) -> PPG:
 
 
 def test_load_for_another_number_of_environments(tmp_path):
-    """Train with 8 environments and load with one, like ``enjoy``. An ``aux_batch_size`` above a phase is the whole phase."""
+    """Train with 8 environments and load with one, like ``enjoy``: a misfit of ``aux_batch_size`` matters only in training."""
     model = make(env=make_vec_env("CartPole-v1", 8), aux_batch_size=32 * 8 * 2).learn(32 * 8)
     model.save(tmp_path / "model")
     loaded = PPG.load(tmp_path / "model", env=make_vec_env("CartPole-v1", 1))
     evaluate_policy(loaded, loaded.get_env(), n_eval_episodes=1)
-    assert loaded.learn(32 * loaded.n_policy_iterations).n_aux_phases > model.n_aux_phases
+    with pytest.raises(ValueError, match="aux_batch_size"):
+        loaded.learn(32)
 
 
 class Adapter(VecEnvWrapper):
@@ -306,9 +308,18 @@ class ActsOtherwise(MlpPolicy):
         return actions, values, log_probs - 0.7
 
 
+class Wraps(MlpPolicy):
+    def forward(self, obs, deterministic=False):
+        acted = super().forward(obs, deterministic)
+        self.probabilities = self.action_dist.distribution.probs
+        return acted
+
+
 def test_a_forward_that_disagrees_with_the_losses_is_an_error_after_the_first_rollout():
     with pytest.raises(ArgumentError, match=r"`ActsOtherwise.forward` acted with .* and `ActsOtherwise.evaluate`"):
         make(policy=ActsOtherwise).learn(32)
+    model = make(policy=Wraps).learn(32)
+    assert model.policy.probabilities.shape == (1, 2)
 
 
 class Noisy(FlattenExtractor):
@@ -327,11 +338,20 @@ def test_networks_that_are_random_train_with_a_warning_that_says_so(kind):
     assert model.n_aux_phases == 1
 
 
-@pytest.mark.parametrize("use_sde", [False, True])
-def test_a_copy_of_a_model_that_has_acted_trains(use_sde):
-    model = make("Pendulum-v1", use_sde=use_sde).learn(32)
-    model.policy.reset_noise() if use_sde else None
-    assert copy.deepcopy(model).learn(64).n_aux_phases > 0
+def test_the_latest_distribution_can_be_read_and_copies_do_not_have_it():
+    model, scales = make("Pendulum-v1"), []
+    model.learn(32, callback=lambda *_: scales.append(model.policy.action_dist.distribution.scale.mean().item()) or True)
+    assert scales == [1.0] * 32
+    copied = copy.deepcopy(model)
+    assert not hasattr(copied.policy.action_dist, "distribution") and copied.learn(32).num_timesteps == 32
+    with_noise = make("Pendulum-v1", use_sde=True)
+    with_noise.policy.reset_noise()
+    assert copy.deepcopy(with_noise).learn(64).n_aux_phases == 1
+    masked = MaskablePPG("MlpPolicy", MaskedEnv(), **SMALL).learn(32)
+    assert masked.policy.action_dist.distribution.logits.min() < -1e6
+    recurrent = RecurrentPPG("MlpLstmPolicy", "Pendulum-v1", **SMALL)
+    recurrent.predict(np.zeros((1, 3), np.float32))
+    assert recurrent.policy.action_dist.distribution.variance.shape == (1, 1)
 
 
 class Lazy(BaseFeaturesExtractor):

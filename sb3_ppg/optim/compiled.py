@@ -280,10 +280,13 @@ class CompiledPolicy(CompiledFunction):
 
     def act(self, batch: Any) -> tuple[th.Tensor, th.Tensor, th.Tensor, dict[str, th.Tensor]]:
         """Act like the policy."""
-        result = None
+        result, observations = None, batch.observations
         if not self.has_failed and not th.distributions.Distribution._validate_args:  # only after an error, to find its cause
-            result = self.call(batch.observations, is_new=self._compiled is None)
-        return self.policy.act(batch) if result is None else (*result, {})
+            result = self.call(observations, is_new=self._compiled is None)
+        if result is None:
+            return self.policy.act(batch)
+        self.policy.acted_on = observations
+        return *result, {}
 
     def _compile_graph(self, graph: th.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         compiled = th._inductor.compile(graph, inputs, options=dict(fallback_random=True))

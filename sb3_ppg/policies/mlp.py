@@ -49,6 +49,7 @@ from sb3_ppg.policies.heads import ValueHead, VectorValueHead, lacks_for_units
 
 Architecture = Literal["dual", "detached", "shared"]
 MixedPrecision = Literal["bf16"]
+TORCH_DISTRIBUTION_ATTRIBUTES = {"distribution", "distributions"}  # torch's objects in those of SB3 and sb3-contrib
 DERIVED_METHODS = ("evaluate_actions", "get_distribution", "predict_values")  # from `evaluate`
 ALL_FIELDS = ("distribution", "latent_pi", "latent_vf")  # fields of `Evaluation` that need the networks
 
@@ -129,6 +130,7 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
     actions: Actions
     preprocessed_space: spaces.Space  # of observations
     scaled_images: set[str]  # keys of the images that are divided by 255; {""} if the whole space is an image
+    acted_on: PyTorchObs | None = None  # the latest observations, until `action_dist` has their distribution
 
     def __init__(
         self,
@@ -426,16 +428,45 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
     def _get_action_dist_from_latent(self, latent_pi: th.Tensor) -> Distribution:
         """
         Return the distribution as a new object, unlike SB3, so that a thread that predicts does not change that of a thread
-        that trains.
+        that trains. As in SB3, ``action_dist`` has the latest distribution.
         """
-        distribution = copy.copy(self.action_dist)
+        distribution = copy.copy(self._action_dist)
         parameters = [self.action_net(latent_pi)]
         if isinstance(distribution, (StateDependentNoiseDistribution, DiagGaussianDistribution)):
             parameters.append(self.log_std)
         if isinstance(distribution, StateDependentNoiseDistribution):
             parameters.append(latent_pi)
         distribution = distribution.proba_distribution(*parameters)
-        return distribution if self.temperature == 1 else self.actions.tempered(distribution, self.temperature)
+        if self.temperature != 1:
+            distribution = self.actions.tempered(distribution, self.temperature)
+        if th.compiler.is_compiling():  # compiled code must not store the object
+            return distribution
+        for name in TORCH_DISTRIBUTION_ATTRIBUTES & vars(distribution).keys():
+            setattr(self._action_dist, name, getattr(distribution, name))
+        self.acted_on = None
+        return distribution
+
+    @property  # type: ignore[explicit-override] # which mypy does not see on properties with a setter
+    @override
+    def action_dist(self) -> Distribution:
+        """SB3's distribution object. Its latest distribution is computed here if a compiled policy has acted."""
+        observations, self.acted_on = self.acted_on, None
+        if observations is not None:
+            with th.no_grad():
+                self.evaluate(observations, reads=("distribution",))
+        return self._action_dist
+
+    @action_dist.setter
+    def action_dist(self, distribution: Distribution) -> None:
+        self._action_dist = distribution
+
+    @override
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state for a copy or a pickle, without the latest distribution, which has a graph."""
+        action_dist = copy.copy(self._action_dist)
+        for name in TORCH_DISTRIBUTION_ATTRIBUTES:
+            vars(action_dist).pop(name, None)
+        return {**vars(self), "_action_dist": action_dist, "acted_on": None}
 
     @override
     def reset_noise(self, n_envs: int = 1) -> None:

@@ -300,12 +300,13 @@ def test_hooks_are_called(of):
     assert len(calls) >= 8
 
 
-def test_users_see_the_gradient_of_the_latest_step():
-    gradients = []
-    for compile_updates in (False, True):
+def test_users_see_the_latest_distribution_and_the_gradient_of_the_latest_step():
+    means, gradients = ([], []), []
+    for compile_updates, seen in zip((False, True), means, strict=True):
         model = make(compile_updates, env=lambda: random_envs(VECTOR, BOX), n_aux_epochs=0)
-        train(model, 1)
+        train(model, 1, callback=lambda *_, m=model, s=seen: s.append(m.policy.action_dist.distribution.mean.clone()) or True)
         gradients.append([one.grad for one in model.policy.parameters() if one.grad is not None])
+    th.testing.assert_close(*means)
     th.testing.assert_close(*gradients, rtol=1e-3, atol=1e-5)
     assert gradients[0]
 
