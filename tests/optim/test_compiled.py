@@ -6,7 +6,6 @@ generator, which takes many times longer; one runs all of it.
 import functools
 import logging
 import shutil
-import subprocess
 import warnings
 from typing import Any
 
@@ -18,7 +17,7 @@ from stable_baselines3.common.torch_layers import FlattenExtractor
 from torch import nn
 
 from sb3_ppg import PPG, MaskablePPG, MinAtarCNN, PhasicCallback, RecurrentPPG, VectorRewards
-from sb3_ppg.errors import NonFiniteLossError, cause
+from sb3_ppg.errors import NonFiniteLossError
 from sb3_ppg.family import with_preset
 from sb3_ppg.objectives import Objective
 from tests.helpers import BOX, MIXED, NESTED, VECTOR, VectorRewardEnv, image_space, masked_envs, needs_compiler, random_envs
@@ -434,9 +433,3 @@ def test_a_run_goes_on_without_a_compiler_that_is_switched_off_or_fails(
     if failure != 1 or compile_updates == "auto":  # then the functions after the first are compiled
         assert th.equal(parameters(model), parameters(plain))
     assert model.logger.name_to_value["train/compiled"] == (compile_updates is True)
-
-
-def test_the_reason_for_not_compiling_is_the_cause():
-    message = "backend='inductor' raised:\nNo working compiler: g++\n\nSet TORCHDYNAMO_VERBOSE=1"
-    assert cause(RuntimeError(message)) == "No working compiler: g++"
-    assert cause(subprocess.CalledProcessError(1, ["g++"], b"a.cpp:\nfatal error: Python.h")) == "fatal error: Python.h"
