@@ -13,7 +13,6 @@ from gymnasium import spaces
 from gymnasium.wrappers import TransformObservation
 from stable_baselines3.common.callbacks import BaseCallback, StopTrainingOnMaxEpisodes
 from stable_baselines3.common.env_util import make_vec_env
-from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, FlattenExtractor
 from stable_baselines3.common.utils import obs_as_tensor
 from stable_baselines3.common.vec_env import VecEnvWrapper, VecFrameStack, VecNormalize
@@ -45,16 +44,6 @@ def make(env="CartPole-v1", policy="MlpPolicy", **kwargs) -> PPG:
 
 
 # ---- environments ----
-
-
-def test_load_for_another_number_of_environments(tmp_path):
-    """Train with 8 environments and load with one, like ``enjoy``: a misfit of ``aux_batch_size`` matters only in training."""
-    model = make(env=make_vec_env("CartPole-v1", 8), aux_batch_size=32 * 8 * 2).learn(32 * 8)
-    model.save(tmp_path / "model")
-    loaded = PPG.load(tmp_path / "model", env=make_vec_env("CartPole-v1", 1))
-    evaluate_policy(loaded, loaded.get_env(), n_eval_episodes=1)
-    with pytest.raises(ValueError, match="aux_batch_size"):
-        loaded.learn(32)
 
 
 class Adapter(VecEnvWrapper):

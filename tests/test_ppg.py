@@ -419,15 +419,11 @@ def test_an_evaluation_between_auxiliary_epochs_changes_nothing():
 
 
 @pytest.mark.parametrize(
-    ("cls", "policy", "kwargs", "message"),
-    [
-        (PPG, "MlpPolicy", dict(learning_rate=2048), "`learning_rate`=2048 is above 1"),
-        (PPG, "MlpPolicy", dict(aux_learning_rate=lambda progress: 3.0 * progress), "`aux_learning_rate`=3 is above 1"),
-    ],
+    ("name", "value", "said"), [("learning_rate", 2048, "2048"), ("aux_learning_rate", lambda progress: 3.0 * progress, "3")]
 )
-def test_what_is_hardly_meant_warns_at_the_line_that_makes_the_model(cls, policy, kwargs, message):
-    with pytest.warns(UserWarning, match=message) as caught:
-        cls(policy, "CartPole-v1", **{"n_steps": 16, "batch_size": 16, **kwargs})
+def test_what_is_hardly_meant_warns_at_the_line_that_makes_the_model(name, value, said):
+    with pytest.warns(UserWarning, match=f"`{name}`={said} is above 1") as caught:
+        PPG("MlpPolicy", "CartPole-v1", n_steps=16, batch_size=16, **{name: value})
     assert {warning.filename for warning in caught} == {__file__}
 
 

@@ -34,13 +34,6 @@ def fill(buffer: RolloutBuffer, rollout: int) -> RolloutBuffer:
     return buffer
 
 
-def kept(buffer: RolloutBuffer, **others: np.ndarray) -> Rollout:
-    """Return the part of a full buffer that an auxiliary buffer keeps."""
-    rollout = Rollout.of(buffer)
-    rollout.arrays |= others
-    return rollout.kept(["observations", "targets", *others])
-
-
 def make_rollout_buffer(space: spaces.Space = IMAGES) -> RolloutBuffer:
     cls = DictRolloutBuffer if isinstance(space, spaces.Dict) else RolloutBuffer
     return cls(N_STEPS, space, spaces.Discrete(2), n_envs=N_ENVS, device="cpu")
@@ -50,7 +43,7 @@ def make_aux_buffer(space: spaces.Space = IMAGES, n_rollouts: int = 4) -> AuxBuf
     rollout_buffer, aux_buffer = make_rollout_buffer(space), AuxBuffer()
     for rollout in range(n_rollouts):
         assert len(aux_buffer) == rollout
-        aux_buffer.add(kept(fill(rollout_buffer, rollout)))
+        aux_buffer.add(Rollout.of(fill(rollout_buffer, rollout)).kept(["observations", "targets"]))
     assert aux_buffer.n_sequences == n_rollouts * N_ENVS
     return aux_buffer
 

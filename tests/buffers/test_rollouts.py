@@ -108,16 +108,6 @@ def test_the_authors_reward_normaliser_with_memory_and_with_masks(kind, base, tm
     np.testing.assert_array_equal(loaded.last_returns, normalizer.last_returns)
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_it_is_computed_in_the_type_of_the_values(dtype):
-    """Whatever the type of the dones is: SB3's are float32, those of a stored end are Booleans."""
-    generator = np.random.default_rng(0)
-    values, starts = generator.normal(size=(50, 3)).astype(dtype), generator.random((50, 3)) < 0.1
-    of_kinds = map(starts.astype, (bool, np.float32, float))
-    first, *others = (gae(values, values, one, values[0], one[0], 0.99, 0.95) for one in of_kinds)
-    assert first.dtype == dtype and all(np.array_equal(first, one) for one in others)
-
-
 OF_BUFFERS = SMALL | dict(n_steps=16, batch_size=16, n_epochs=2, gamma=0.9)
 REPLAY = dict(recompute_advantages=True, replay_kwargs=dict(policy_rollouts=2), objective="decoupled")
 

@@ -10,7 +10,6 @@ import torch as th
 import yaml
 from gymnasium import spaces
 from stable_baselines3.common.env_util import make_vec_env
-from stable_baselines3.common.torch_layers import FlattenExtractor
 from torch import nn
 
 from sb3_ppg import PPG, ArgumentError, ImpalaCNN, MaskablePPG, NonFiniteLossError, PhasicCallback, RecurrentPPG, hub
@@ -25,7 +24,6 @@ from tests.helpers import (
     ROOT,
     VECTOR,
     BatchNormExtractor,
-    Clock,
     RandomEnv,
     StepsChanged,
     changed,
@@ -137,32 +135,6 @@ def test_a_bad_number_leaves_everything_as_it_was(name):
     moves_on = ("advantage_", "n_rollouts", *(["proximal"] if name == "ppg_replay" else []))  # with each rollout
     assert not changed(before, model)
     assert not [key for key in changed(own, model.objective.state_dict()) if not key.startswith(moves_on)]
-
-
-class Given(nn.Module):
-    """Instead of the discriminator: remembers the frames of its first call in each minibatch, the true transitions."""
-
-    def __init__(self):
-        super().__init__()
-        self.weight, self.n_calls, self.seen = nn.Parameter(th.zeros(1)), 0, []
-
-    def forward(self, inputs: th.Tensor) -> th.Tensor:
-        if self.n_calls % 3 == 0:
-            self.seen.append(inputs.detach()[:, [0, -1]].numpy())
-        self.n_calls += 1
-        return self.weight * inputs[:, :1]
-
-
-@pytest.mark.parametrize(("n_steps", "aux_batch_size"), [(16, None), (10, None), (13, None), (16, 32)])
-def test_ddcpgs_true_transitions_are_true(n_steps, aux_batch_size):
-    """The frame after a minibatch's last one is that of its own rollout, for all sizes: s + 1 follows s."""
-    network = dict(net_arch=[], features_extractor_class=FlattenExtractor)
-    sizes = dict(n_steps=n_steps, batch_size=2, n_policy_iterations=2, aux_batch_size=aux_batch_size, n_aux_epochs=1)
-    model = make("ddcpg", make_vec_env(Clock, 2), **sizes, policy_kwargs=network, normalize_value_targets=False)
-    model.objective.discriminator = given = Given()
-    model.learn(2 * 2 * n_steps)
-    now, following = np.concatenate(given.seen).T
-    assert len(now) == 2 * 2 * n_steps and np.array_equal(following, now + 1)
 
 
 def test_observations_in_another_kind_of_dictionary():

@@ -31,27 +31,19 @@ from tests.helpers import (
 from tests.helpers import make_on_images as make
 
 
-def gradients(model: PPG) -> dict[str, dict[str, th.Tensor]]:
-    """Return the gradients of both phases' losses on the first minibatch."""
-    model.policy.set_training_mode(True)
-    parameters = dict(model.policy.named_parameters())
-    batch = first_batch(model, model.batch_size)
-    if not len(model.aux_buffer):
-        model.aux_buffer.add(model.latest_rollout().kept(model.aux_keys))
-        record_references(model.policy, model.objective, model.aux_buffer, 2, model.resolved_micro_batch_size())
-        with th.no_grad():  # for the KL not to be zero
-            for parameter in parameters.values():
-                parameter.mul_(1.05)
-    np.random.seed(1)
-    auxiliary = next(model.aux_buffer.minibatches(2))
+def gradients(model: PPG) -> dict[str, th.Tensor]:
+    """Return the gradient of each phase's losses on the first minibatch."""
+    parameters, batch = [*model.policy.parameters()], first_batch(model, model.batch_size)
+    model.aux_buffer.add(model.latest_rollout().kept(model.aux_keys))
+    record_references(model.policy, model.objective, model.aux_buffer, 2, model.resolved_micro_batch_size())
+    with th.no_grad():  # for the KL not to be zero
+        for parameter in parameters:
+            parameter.mul_(1.05)
+    auxiliary = losses_of("auxiliary_losses", model, next(model.aux_buffer.minibatches(2)), value_unit=1.0)
     found = {}
-    for name, minibatch, loss in [
-        ("policy", batch, partial(losses_of, "joint_losses", model)),
-        ("auxiliary", auxiliary, partial(losses_of, "auxiliary_losses", model, value_unit=1.0)),
-    ]:
-        model.policy.zero_grad()
-        loss(minibatch).total.backward()
-        found[name] = {name: p.grad.clone() for name, p in parameters.items() if p.grad is not None}
+    for phase, losses in {"policy": losses_of("joint_losses", model, batch), "auxiliary": auxiliary}.items():
+        gradient = th.autograd.grad(losses.total, parameters, allow_unused=True)
+        found[phase] = th.cat([one.flatten() for one in gradient if one is not None])
     return found
 
 
@@ -74,22 +66,20 @@ def test_minibatches_are_sb3s(monkeypatch):
 
 def test_bfloat16_gradients_point_where_float32s_do():
     models = [make(), make(mixed_precision="bf16")]
-    vectors = []
+    found = []
     collect(models[0])
     for model in models:
         model.rollout_buffer = copy.copy(models[0].rollout_buffer)
         np.random.seed(0)
-        found = gradients(model)
-        vectors.append({phase: th.cat([g.flatten() for g in found[phase].values()]) for phase in found})
-    for phase in ("policy", "auxiliary"):
-        cosine = F.cosine_similarity(vectors[0][phase], vectors[1][phase], dim=0)
-        assert not th.equal(vectors[0][phase], vectors[1][phase]) and cosine > 0.99, f"{phase}: {cosine}"
+        found.append(gradients(model))
+    for phase, expected in found[0].items():
+        cosine = F.cosine_similarity(found[1][phase], expected, dim=0)
+        assert not th.equal(found[1][phase], expected) and cosine > 0.99, f"{phase}: {cosine}"
 
 
-@pytest.mark.parametrize("architecture", ["dual", "shared"])
-def test_bfloat16_is_for_the_features_alone(architecture):
+def test_bfloat16_is_for_the_features_alone():
     """Weights, moments, losses, distributions and values are float32; what convolutions compute is not."""
-    model = make(dict(architecture=architecture), mixed_precision="bf16", max_grad_norm=0.5, micro_batch_size=5)
+    model = make(dict(architecture="shared"), mixed_precision="bf16", max_grad_norm=0.5, micro_batch_size=5)
     types = []
     model.policy.pi_features_extractor.stacks[0].register_forward_hook(lambda _, args, output: types.append(output.dtype))
     model.policy.action_net.register_forward_hook(lambda _, args, output: types.append((args[0].dtype, output.dtype)))
