@@ -153,9 +153,8 @@ def test_environments_and_callbacks_run_with_the_users_settings(cls, compile_upd
     seen.clear()
     env = Looking(VECTOR, spaces.Discrete(2))
     env = ActionMasker(env, lambda env: env.action_masks()) if cls is MaskablePPG else env
-    cls("MlpPolicy", env, compile_updates=compile_updates, **SMALL | dict(n_aux_epochs=0)).learn(
-        32, callback=LookingCallback()
-    )
+    arguments = SMALL | dict(n_aux_epochs=0, compile_updates=compile_updates)
+    cls("MlpPolicy", env, **arguments).learn(32, callback=LookingCallback())
     assert len(seen) > 32 and set(seen) == {(True, True, True)}
     with tracing():
         assert th._dynamo.config.automatic_dynamic_shapes is False
