@@ -126,6 +126,7 @@ class Remember(BaseCallback):
 OBSERVATION, REWARD = "observation of environment 2 is nan", "reward of environment 2 is nan"
 BAD_ENVIRONMENTS = {
     "plain": (lambda at: spoiled(at, "observation", np.inf), "observation of environment 2 is inf"),
+    "plain reward": (lambda at: spoiled(at, "reward", np.nan), REWARD),
     "reward": (lambda at: VecNormalize(spoiled(at, "reward", np.nan)), REWARD),
     "last observation": (lambda at: VecNormalize(spoiled(at, "observation", np.nan)), "episode of environment 2 is nan"),
     "clipped": (lambda at: VecNormalize(spoiled(at, "observation", np.inf), training=False), "environment 2 is inf"),
