@@ -1,7 +1,5 @@
 """MaskablePPG: masked actions are never taken and have no effect on a loss."""
 
-import os
-import signal
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -14,14 +12,12 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import SubprocVecEnv, VecNormalize
 
 from sb3_ppg import PPG, ArgumentError, MaskablePPG, NormalizedRewardRolloutBuffer
-from sb3_ppg.errors import WorkerError
 from sb3_ppg.policies import MlpPolicy
 from sb3_ppg.training.preparing import record_references
 from tests.helpers import (
     MASKED_ACTIONS,
     SMALL,
     VECTOR,
-    MaskedEnv,
     RandomEnv,
     StepsChanged,
     assert_trains_like,
@@ -172,23 +168,6 @@ def test_masks_that_cannot_be():
     masks = [1, 0, 1, 0, 0, 1, 0, 0, 0]
     with pytest.raises(ArgumentError, match=r"`action_masks` of environment 0 allow no action in dimension 1"):
         model.learn(8)
-
-
-@pytest.mark.slow
-def test_a_worker_that_dies_while_it_is_asked_for_masks_is_named():
-    """With forked workers, a dead worker's pipe stays open in its sibling, so that a call would wait for ever."""
-
-    class Mortal(MaskedEnv):
-        def action_masks(self):
-            if self.steps == 3:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return super().action_masks()
-
-    env = SubprocVecEnv([MaskedEnv, Mortal, MaskedEnv], start_method="fork")
-    env.seed(0)
-    model = MaskablePPG("MlpPolicy", env, n_steps=8, batch_size=8)
-    with pytest.raises(WorkerError, match=r"environment 1 \("):
-        model.learn(100)
 
 
 def test_what_cannot_work_is_refused_by_name():

@@ -256,14 +256,6 @@ def test_older_rollouts_which_have_another_prior_are_forgotten():
     model.learn(ROLLOUT, reset_num_timesteps=False)
 
 
-def test_micro_batches_give_the_same_gradient():
-    def train(**kwargs) -> th.Tensor:
-        model = PPG("MlpPolicy", random_envs(), **SMALL | ONE_STEP, prior=another(), prior_coef=1.0, **kwargs)
-        return th.as_tensor(model.learn(2 * ROLLOUT).policy.parameters_to_vector())
-
-    th.testing.assert_close(train(micro_batch_size=3), train(micro_batch_size=None), rtol=1e-4, atol=1e-6)
-
-
 def policy_of(model: PPG) -> dict[str, th.Tensor]:
     """Everything that actions depend on."""
     is_value = ("value_net", "aux_value_net", "mlp_extractor.value_net", "vf_features_extractor", "lstm_critic", "critic")

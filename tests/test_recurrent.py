@@ -8,7 +8,6 @@ import pytest
 import torch as th
 from gymnasium import spaces
 from sb3_contrib import RecurrentPPO
-from stable_baselines3.common.env_util import make_vec_env
 from torch import nn
 
 from sb3_ppg import ArgumentError, NonFiniteLossError, NormalizedRewardRolloutBuffer, PhasicCallback, RecurrentPPG
@@ -18,7 +17,6 @@ from tests.helpers import (
     BOX,
     DICT,
     SMALL,
-    Clock,
     assert_trains_like,
     auxiliary_batch_sizes,
     calls_of,
@@ -113,22 +111,6 @@ def test_sequences_start_from_what_was_remembered(mode):
         th.testing.assert_close(values.flatten(), batch.old_values, rtol=0, atol=1e-6)
         th.testing.assert_close(model.policy.evaluate_values(*inputs), batch.old_values, rtol=0, atol=1e-6)
         th.testing.assert_close(model.policy.evaluate(*inputs).distribution.log_prob(actions), log_prob)
-
-
-def test_an_epoch_is_every_sample_once_in_sequences():
-    model = make(env=make_vec_env(Clock, 3), n_steps=6, batch_size=3)
-    for index, env in enumerate(model.env.envs):
-        env.unwrapped.n_steps = 10 * index
-    collect(model)
-    orders = set()
-    for _ in range(20):
-        sequences = [batch.observations.flatten() for batch in epoch_of(model, 3)]
-        assert all(th.equal(places, places[0] + th.arange(3)) for places in sequences)
-        orders.add(tuple(th.cat(sequences).tolist()))
-        assert sorted(th.cat(sequences).tolist()) == [*range(6), *range(10, 16), *range(20, 26)]
-    assert len(orders) > 10  # shuffled
-    (everything,) = epoch_of(model, 18)
-    assert len(everything.actions) == 18 and len(everything.lstm_states) == 3
 
 
 @pytest.mark.parametrize(

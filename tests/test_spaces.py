@@ -15,7 +15,6 @@ from tests.helpers import (
     VECTOR,
     RandomEnv,
     assert_both_phases_train,
-    collect,
     image_space,
     masked_envs,
     random_envs,
@@ -105,30 +104,3 @@ def test_an_observation_without_numbers_trains():
     env = Bandit(spaces.Dict(nothing=spaces.Box(-1, 1, (0,))), spaces.Discrete(2))
     model = PPG("MultiInputPolicy", env, **SMALL).learn(16)
     assert model.n_aux_phases == 1 and model.predict(env.reset()[0])[0] in (0, 1)
-
-
-INTEGERS = spaces.Box(-128, 127, (2,), np.int8)
-SQUASHED = dict(use_sde=True, policy_kwargs=dict(squash_output=True, log_std_init=0.0))
-
-
-class Remembers(RandomEnv):
-    """Takes actions of its space alone, and remembers them."""
-
-    def step(self, action):
-        self.taken = [*getattr(self, "taken", []), np.hstack(action["a"] if isinstance(action, dict) else action)]
-        return super().step(action)
-
-
-@pytest.mark.parametrize(("space", "kwargs"), [(INTEGERS, {}), (spaces.Dict(a=INTEGERS), {}), (INTEGERS, SQUASHED)])
-def test_an_environment_with_integer_actions_gets_the_nearest_integers(space, kwargs):
-    """Users expect them (https://github.com/DLR-RM/stable-baselines3/issues/547); the losses take the sampled floats."""
-    env = Remembers(VECTOR, space)
-    model = PPG("MlpPolicy", env, **{**SMALL, "policy_kwargs": dict(log_std_init=5.0), **kwargs})
-    collect(model)
-    sampled = model.rollout_buffer.actions.reshape(-1, 2)
-    assert (sampled != np.rint(sampled)).any(axis=1).all()
-    if kwargs:
-        sampled = 127.5 * sampled - 0.5
-    np.testing.assert_array_equal(env.taken, np.rint(sampled).clip(-128, 127))
-    observation = VECTOR.sample()
-    assert space.contains(model.predict(observation)[0]) and space.contains(model.predict(observation, deterministic=True)[0])

@@ -12,7 +12,7 @@ from gymnasium.wrappers import TransformObservation
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.monitor import Monitor
-from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecMonitor, VecNormalize
+from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecMonitor, VecNormalize
 
 from sb3_ppg import PPG, ArgumentError, DrawnWeights, MaskablePPG, RecurrentPPG, RewardNormalizer, VectorRewards
 from sb3_ppg.buffers.rollouts import gae
@@ -231,27 +231,6 @@ class ListReward(VectorRewardEnv):
     def step(self, action):
         obs, first, *rest = RandomEnv.step(self, action)
         return obs, [first, 0.5], *rest
-
-
-@pytest.mark.slow
-def test_vectors_are_in_the_infos_of_vec_envs():
-    """SB3's array of rewards has the weighted sums, and each info its vector."""
-    env = SubprocVecEnv([lambda: VectorRewards(VectorRewardEnv(), [2.0, -1.0])] * 2, start_method="fork")
-    env.seed(0)
-    twin = VectorRewardEnv()
-    twin.reset(seed=0)
-    env.reset()
-    for _ in range(3):
-        _, rewards, _, infos = env.step(np.array([1, 2]))
-        vector = twin.step(1)[1]
-        np.testing.assert_array_equal(infos[0]["vector_reward"], vector)
-        np.testing.assert_allclose(rewards, [[2, -1] @ info["vector_reward"] for info in infos], rtol=1e-6)
-    model = PPG("MlpPolicy", env, reward_weights=[0.5, 3.0], **SMALL)  # tells the environments its weights
-    _, rewards, _, infos = env.step(np.array([1, 2]))
-    np.testing.assert_allclose(rewards, [[0.5, 3] @ info["vector_reward"] for info in infos], rtol=1e-6)
-    model.learn(16)
-    env.close()
-    assert model.num_timesteps == 16
 
 
 def test_monitors_files_have_the_return_of_each_component(tmp_path):

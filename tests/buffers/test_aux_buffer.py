@@ -34,23 +34,16 @@ def fill(buffer: RolloutBuffer, rollout: int) -> RolloutBuffer:
     return buffer
 
 
-def kept(buffer: RolloutBuffer, **others: np.ndarray) -> Rollout:
-    """Return the part of a full buffer that an auxiliary buffer keeps."""
-    rollout = Rollout.of(buffer)
-    rollout.arrays |= others
-    return rollout.kept(["observations", "targets", *others])
-
-
-def make_rollout_buffer(space: spaces.Space = IMAGES, cls: type[RolloutBuffer] | None = None) -> RolloutBuffer:
-    cls = cls or (DictRolloutBuffer if isinstance(space, spaces.Dict) else RolloutBuffer)
+def make_rollout_buffer(space: spaces.Space = IMAGES) -> RolloutBuffer:
+    cls = DictRolloutBuffer if isinstance(space, spaces.Dict) else RolloutBuffer
     return cls(N_STEPS, space, spaces.Discrete(2), n_envs=N_ENVS, device="cpu")
 
 
-def make_aux_buffer(space: spaces.Space = IMAGES, n_rollouts: int = 4, cls: type[RolloutBuffer] | None = None) -> AuxBuffer:
-    rollout_buffer, aux_buffer = make_rollout_buffer(space, cls), AuxBuffer()
+def make_aux_buffer(space: spaces.Space = IMAGES, n_rollouts: int = 4) -> AuxBuffer:
+    rollout_buffer, aux_buffer = make_rollout_buffer(space), AuxBuffer()
     for rollout in range(n_rollouts):
         assert len(aux_buffer) == rollout
-        aux_buffer.add(kept(fill(rollout_buffer, rollout)))
+        aux_buffer.add(Rollout.of(fill(rollout_buffer, rollout)).kept(["observations", "targets"]))
     assert aux_buffer.n_sequences == n_rollouts * N_ENVS
     return aux_buffer
 
@@ -90,72 +83,6 @@ def test_an_epoch_is_every_sequence_once_in_whole(space, n_sequences):
     assert sorted(sequences) == expected != sequences  # shuffled over environments and rollouts, in each epoch anew
     (again,) = aux_buffer.minibatches(12)
     assert sequences != again.targets.reshape(-1, N_STEPS).tolist()
-
-
-@pytest.mark.parametrize("space", [IMAGES, DICT], ids=["images", "dict"])
-@pytest.mark.parametrize("length", [1, N_STEPS])
-def test_single_samples_and_sequences_are_where_they_were(space, length):
-    aux_buffer = make_aux_buffer(space, n_rollouts=3)
-    aux_buffer.single_samples = length == 1
-    for rollout, arrays in enumerate(rollout.arrays for rollout in aux_buffer.rollouts):
-        arrays["env"] = 10 * rollout + np.arange(N_ENVS)[:, None]  # once for each environment
-    order = np.random.default_rng(0).permutation(aux_buffer.n_sequences)
-    for ids, batch in aux_buffer.batches(order, 7):
-        rollout, env, part = np.unravel_index(ids, (3, N_ENVS, N_STEPS // length))
-        first = 100 * rollout + 10 * env + part * length
-        places = (first[:, None] + np.arange(length)).ravel()
-        np.testing.assert_array_equal(pixels(batch), places % 256)
-        np.testing.assert_array_equal(batch.targets, places)
-        np.testing.assert_array_equal(batch.env, 10 * rollout + env)
-
-
-def test_rollouts_are_kept_by_reference_and_do_not_alias():
-    rollout_buffer, aux_buffer = make_rollout_buffer(), AuxBuffer()
-    for rollout in range(3):
-        added = kept(fill(rollout_buffer, rollout))
-        aux_buffer.add(added)
-        assert aux_buffer.rollouts[-1].arrays["observations"] is added.arrays["observations"]
-        assert aux_buffer.rollouts[-1].arrays["targets"] is added.arrays["targets"]
-        assert aux_buffer.rollouts[-1].arrays["observations"].dtype == np.uint8
-    rollout_buffer.reset()
-    for rollout, place in zip(aux_buffer.rollouts, (12, 112, 212), strict=True):  # (env 1, step 2)
-        assert rollout.arrays["targets"][1, 2] == rollout.arrays["observations"][1, 2, 0, 0, 0] == place
-
-
-class ReusingRolloutBuffer(RolloutBuffer):
-    """Writes each rollout into the same memory."""
-
-    def reset(self) -> None:
-        if not hasattr(self, "storage"):
-            super().reset()
-            self.storage = self.observations, self.returns
-        else:
-            observations, returns = self.storage
-            super().reset()
-            observations[:], returns[:] = 0, 0
-            self.observations, self.returns = observations, returns
-
-
-def test_a_rollout_buffer_that_reuses_its_memory_is_copied():
-    aux_buffer = make_aux_buffer(cls=ReusingRolloutBuffer)
-    aux_buffer.add(kept(fill(make_rollout_buffer(cls=ReusingRolloutBuffer), 4)))
-    first_pixels = [rollout.arrays["observations"][0, 0, 0, 0, 0] for rollout in aux_buffer.rollouts]
-    assert first_pixels == [0, 100, 200, 300 % 256, 400 % 256]
-    assert [rollout.arrays["targets"][2, 4] for rollout in aux_buffer.rollouts] == [24, 124, 224, 324, 424]
-
-
-def test_a_buffer_forgets_its_rollouts_after_a_phase_unless_it_has_a_capacity():
-    for capacity, n_kept in ((None, 0), (3, 3)):
-        aux_buffer, rollout_buffer = AuxBuffer(capacity=capacity), make_rollout_buffer()
-        for rollout in range(5):
-            aux_buffer.add(kept(fill(rollout_buffer, rollout), number=np.full((N_ENVS, 1), rollout)))
-        with aux_buffer.phase():
-            record(aux_buffer)
-        assert [rollout.arrays["number"][0, 0] for rollout in aux_buffer.rollouts] == [2, 3, 4][:n_kept]
-        assert len(aux_buffer) == n_kept and aux_buffer.recorded is None and aux_buffer.n_new == 0
-        assert [rollout.arrays["targets"][0, 0] for rollout in aux_buffer.rollouts] == [200, 300, 400][:n_kept]
-        aux_buffer.reset()
-        assert len(aux_buffer) == aux_buffer.n_sequences == 0
 
 
 def test_evenly_spread_sequences_include_the_first_and_the_last():

@@ -10,13 +10,12 @@ import torch as th
 import yaml
 from gymnasium import spaces
 from stable_baselines3.common.env_util import make_vec_env
-from stable_baselines3.common.torch_layers import FlattenExtractor
 from torch import nn
 
 from sb3_ppg import PPG, ArgumentError, ImpalaCNN, MaskablePPG, NonFiniteLossError, PhasicCallback, RecurrentPPG, hub
 from sb3_ppg.family import FAMILY, PAPER, with_preset, zoo_name_of
 from sb3_ppg.losses import Losses
-from sb3_ppg.objectives import OBJECTIVES, make_objective, objective_name
+from sb3_ppg.objectives import OBJECTIVES, objective_name
 from sb3_ppg.zoo.hyperparameters import hyperparameter_file
 from tests.helpers import (
     MASKED_ACTIONS,
@@ -25,12 +24,9 @@ from tests.helpers import (
     ROOT,
     VECTOR,
     BatchNormExtractor,
-    Clock,
     RandomEnv,
     StepsChanged,
     changed,
-    collect,
-    first_batch,
     image_space,
     masked_envs,
     random_envs,
@@ -141,32 +137,6 @@ def test_a_bad_number_leaves_everything_as_it_was(name):
     assert not [key for key in changed(own, model.objective.state_dict()) if not key.startswith(moves_on)]
 
 
-class Given(nn.Module):
-    """Instead of the discriminator: remembers the frames of its first call in each minibatch, the true transitions."""
-
-    def __init__(self):
-        super().__init__()
-        self.weight, self.n_calls, self.seen = nn.Parameter(th.zeros(1)), 0, []
-
-    def forward(self, inputs: th.Tensor) -> th.Tensor:
-        if self.n_calls % 3 == 0:
-            self.seen.append(inputs.detach()[:, [0, -1]].numpy())
-        self.n_calls += 1
-        return self.weight * inputs[:, :1]
-
-
-@pytest.mark.parametrize(("n_steps", "aux_batch_size"), [(16, None), (10, None), (13, None), (16, 32)])
-def test_ddcpgs_true_transitions_are_true(n_steps, aux_batch_size):
-    """The frame after a minibatch's last one is that of its own rollout, for all sizes: s + 1 follows s."""
-    network = dict(net_arch=[], features_extractor_class=FlattenExtractor)
-    sizes = dict(n_steps=n_steps, batch_size=2, n_policy_iterations=2, aux_batch_size=aux_batch_size, n_aux_epochs=1)
-    model = make("ddcpg", make_vec_env(Clock, 2), **sizes, policy_kwargs=network, normalize_value_targets=False)
-    model.objective.discriminator = given = Given()
-    model.learn(2 * 2 * n_steps)
-    now, following = np.concatenate(given.seen).T
-    assert len(now) == 2 * 2 * n_steps and np.array_equal(following, now + 1)
-
-
 def test_observations_in_another_kind_of_dictionary():
     class Own(dict):
         """Such as some environments have."""
@@ -223,21 +193,6 @@ def test_dual_clipping_reaches_the_loss():
     models = [make("ppg", random_envs(), objective_kwargs=kwargs, **steps) for kwargs in (None, dict(dual_clip=1.0))]
     first, second = (model.learn(16).policy.parameters_to_vector() for model in models)
     assert np.abs(first - second).max() > 1e-3
-
-
-def test_with_fresh_data_the_decoupled_objective_is_the_papers():
-    """Its losses and gradients, before the first step of an update, when the policy is the proximal one."""
-    model = make("ppg", random_envs())
-    collect(model)
-    batch = first_batch(model, 16)
-    parameters = list(model.policy.parameters())
-    found = []
-    for objective in [make_objective(name, model.policy, None) for name in ("ppg", "decoupled")]:
-        losses = objective.joint_losses(model.policy, batch, model.coefficients())
-        gradients = th.autograd.grad(losses.total, parameters, allow_unused=True)
-        found.append(th.cat([losses.values[:1], *(one.flatten() for one in gradients if one is not None)]))
-    th.testing.assert_close(found[0], found[1], rtol=1e-5, atol=1e-7)
-    assert found[0].abs().max() > 0.01
 
 
 class Levels(RandomEnv):

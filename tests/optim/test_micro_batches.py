@@ -4,7 +4,6 @@ import ctypes
 import gc
 import platform
 import weakref
-from typing import NamedTuple
 
 import psutil
 import pytest
@@ -15,31 +14,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from sb3_ppg import PPG, ImpalaCNN, RecurrentPPG
-from sb3_ppg.arrays import split
 from sb3_ppg.optim.micro_batches import HEAP_LIMIT, fitting_micro_batch_size, keep_freed_memory
 from tests.helpers import SMALL, image_space, random_envs, run_in_a_new_process
 from tests.helpers import make_on_images as make
-
-
-def test_samples_may_have_fields_that_are_no_tensors():
-    """Numbers, texts, None and scalars in a user's minibatches belong to every part; nested tensors are split."""
-
-    class Samples(NamedTuple):
-        observations: dict[str, th.Tensor]
-        weight: float
-        note: str
-        nothing: None
-        scalar: th.Tensor
-        states: tuple[th.Tensor, th.Tensor]
-
-    states = th.arange(6.0), th.arange(6.0) + 10
-    samples = Samples({"x": th.arange(6.0)[:, None]}, 0.5, "hello", None, th.tensor(3.0), states)
-    parts = list(split(samples, 4))
-    assert [len(part.observations["x"]) for part in parts] == [4, 2]
-    for part in parts:
-        assert isinstance(part, Samples) and part[1:4] == (0.5, "hello", None) and part.scalar == 3
-        th.testing.assert_close(part.states[1], part.states[0] + 10)
-        th.testing.assert_close(part.states[0][:, None], part.observations["x"])
 
 
 class BatchNorm(ImpalaCNN):

@@ -41,6 +41,8 @@ def test_checkpoints_are_saved_between_iterations_and_at_the_end(tmp_path):
     assert latest_checkpoint(tmp_path / "a").name == "ppg_model_56_steps.zip"
     with pytest.raises(FileNotFoundError, match=r"no checkpoint named other_\.\.\._steps.zip"):
         latest_checkpoint(tmp_path / "a", "other")
+    with pytest.raises(ArgumentError, match="`keep`=0 cannot work: use an"):
+        PhasicCheckpointCallback(1, tmp_path, keep=0)
 
 
 def test_a_run_that_continues_logs_to_its_own_tensorboard_folder(tmp_path):
@@ -276,8 +278,3 @@ def test_checkpoints_within_a_callback_that_does_not_pass_events_on_are_refused(
             model.learn(64, callback=within)
     model.learn(16, callback=CallbackList([CallbackList([checkpoints])]))
     assert steps(tmp_path) == {8, 16}
-
-
-def test_to_keep_no_checkpoint_is_refused(tmp_path):
-    with pytest.raises(ArgumentError, match="`keep`=0 cannot work: use an"):
-        PhasicCheckpointCallback(1, tmp_path, keep=0)
