@@ -41,11 +41,8 @@ def run(code: str, n_timesteps: int = 1) -> dict:
 EXAMPLES = {
     "sb3_ppg": "PPG RecurrentPPG MaskablePPG ImpalaCNN NormalizedRewardRolloutBuffer PhasicCallback PhasicCheckpointCallback "
     "Player process_group check",
-    "sb3_ppg.family": "with_preset",
     "sb3_ppg.hub": "save_pretrained push",
     "sb3_ppg.environments": "EnvPoolVecEnv",
-    "sb3_ppg.zoo": "register",
-    "sb3_ppg.export": "to_onnx",
 }
 
 

@@ -115,9 +115,10 @@ class Manager(ExperimentManager):
         """Use the entry of a family of environments where the file has none for the environment."""
         is_search = self.optimize_hyperparameters and self.trial_id is None
         if not is_search and (self.storage or self.study_name or self.trial_id is not None):
+            if not (self.storage and self.study_name):
+                raise ArgumentError("to train with the hyperparameters of a study, use --storage and --study-name")
             print("Loading the best trial of the study" if self.trial_id is None else f"Loading trial {self.trial_id}")
-            asked = f"no such trial of study {self.study_name!r} in {self.storage} (use --storage and --study-name)"
-            with raised_as(ArgumentError, asked, ImportError):
+            with raised_as(ArgumentError, f"no such trial of study {self.study_name!r} in {self.storage}", ImportError):
                 trial = self.load_trial(self.storage, self.study_name, self.trial_id)
             self.custom_hyperparams = {**trial, **(self.custom_hyperparams or {})}
             self.trial_id = None  # it is loaded; rl_zoo3 2.9.2 takes trial 0 for no trial, and no trial for no study
