@@ -116,18 +116,6 @@ def to_onnx(model: PPG, path: str | Path, vec_normalize: VecNormalize | None = N
     """
     Write an ONNX file for any number of environments, with the inputs and outputs of ``DeterministicPolicy``, by name.
 
-    Example::
-
-        import numpy as np
-        import onnxruntime
-        from sb3_ppg import PPG
-        from sb3_ppg.export import to_onnx
-
-        to_onnx(PPG("MlpPolicy", "CartPole-v1").learn(20_000), "policy.onnx")
-        policy = onnxruntime.InferenceSession("policy.onnx")
-        observations = np.zeros((8, 4), np.float32)  # of eight environments
-        (actions,) = policy.run(None, {"observation": observations})
-
     :param model: a model of this package
     :param path: path of the file
     :param vec_normalize: wrapper whose statistics normalize observations. None: that of the model's environment, if it has one

@@ -118,15 +118,7 @@ ALGORITHMS: dict[str, type[PPG]] = {member.algorithm.__name__: member.algorithm 
 
 def with_preset(zoo_name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """
-    Add the preset of a member to arguments.
-
-    Example::
-
-        from sb3_ppg import PPG
-        from sb3_ppg.family import with_preset
-
-        arguments = with_preset("dcpg", dict(n_steps=256))
-        model = PPG("MlpPolicy", "CartPole-v1", **arguments).learn(20_000)
+    Add the preset of a member to arguments, as in ``PPG("MlpPolicy", env, **with_preset("dcpg", dict(n_steps=256)))``.
 
     :param zoo_name: name of a member in RL Zoo
     :param arguments: arguments of its algorithm

@@ -40,11 +40,8 @@ def run(code: str, n_timesteps: int = 1) -> dict:
 # Entry points for users, whose docstrings have an example
 EXAMPLES = {
     "sb3_ppg": "PPG RecurrentPPG MaskablePPG NormalizedRewardRolloutBuffer PhasicCallback Player check",
-    "sb3_ppg.family": "with_preset",
     "sb3_ppg.hub": "save_pretrained push",
     "sb3_ppg.environments": "EnvPoolVecEnv",
-    "sb3_ppg.zoo": "register",
-    "sb3_ppg.export": "to_onnx",
 }
 
 

@@ -14,7 +14,6 @@ from sb3_ppg.comparison.runs import N_POINTS
 from sb3_ppg.comparison.scores import (
     MAX_SEEDS,
     MIN_SEEDS,
-    Estimate,
     estimates,
     improvements,
     interquartile_means,
@@ -100,15 +99,6 @@ class Comparison(NamedTuple):
         median, n = np.median(reached), np.isfinite(reached).sum()
         return f"{_number(median) if np.isfinite(median) else 'not reached'} ({n} of {len(reached)} seeds)"
 
-    def steps_per_second(self, name: str) -> float:
-        """Return the mean speed of a contestant's runs."""
-        return float(np.mean([own["steps"].iloc[-1] / own["seconds"].iloc[-1] for own in self.curves_of(name)]))
-
-    def first_is_better(self, other: str, view: str) -> Estimate:
-        """Return the probability that a run of the first contestant has a higher return than one of another."""
-        returns, first = self.returns(view), next(iter(self.settings))
-        return improvements({first: returns[first]}, returns[other])[first]
-
     # ---- the sentence ----
 
     def verdict(self) -> str:
@@ -129,7 +119,8 @@ class Comparison(NamedTuple):
         return min(len(own) for own in self.returns("steps").values())
 
     def _compare(self, view: str, first: str, other: str, n_seeds: int) -> str:
-        returns, better = self.returns(view), self.first_is_better(other, view)
+        returns = self.returns(view)
+        better = improvements({first: returns[first]}, returns[other])[first]
         says = f"P {better.value:.2f}, {better.low:.2f} to {better.high:.2f}"
         if is_told_apart(better, returns[first][:, 0], returns[other][:, 0]):
             return f"{first} is {'ahead of' if better.value > 0.5 else 'behind'} {other} in {view} ({says})"
@@ -142,21 +133,19 @@ class Comparison(NamedTuple):
 
     def page(self) -> str:
         """Return the page ``compare.md``: verdict, table and hyperparameters, in Markdown."""
-        first, n_seeds = next(iter(self.settings)), self.n_seeds()
-        kind = "interquartile mean" if n_seeds >= MIN_SEEDS else "mean"
+        kind = "interquartile mean" if self.n_seeds() >= MIN_SEEDS else "mean"
         means = {view: interquartile_means(self.returns(view)) for view in VIEWS}
         evaluated = {name: self.rows[self.rows["contestant"] == name]["mean"].to_numpy() for name in self.settings}
         target = min(float(own.mean()) for own in self.returns("steps").values()) if self.target is None else self.target
         ends = {view: f"{_number(self.end(view))} {view}" for view in VIEWS}
         lines = []
         for name in self.settings:
-            columns: list[Any] = [f"{means[view][name]:.1f}" for view in VIEWS]
-            columns += ["" if name == first or n_seeds < MIN_SEEDS else self.first_is_better(name, view) for view in VIEWS]
-            columns += [f"{evaluated[name].mean():.1f}", *(self.at_target(name, view, target) for view in VIEWS)]
-            lines.append([name, len(evaluated[name]), *columns, f"{self.steps_per_second(name):,.0f}"])
-        head = ["", "seeds", *(f"return after {end}, {kind}" for end in ends.values())]
-        head += [f"P({first} is better), same {view}" for view in VIEWS]
-        head += ["evaluation, mean", *(f"{view} to {target:.1f}" for view in VIEWS), "steps/s"]
+            columns = [*(f"{means[view][name]:.1f}" for view in VIEWS), f"{evaluated[name].mean():.1f}"]
+            columns += [self.at_target(name, view, target) for view in VIEWS]
+            speed = np.mean([own["steps"].iloc[-1] / own["seconds"].iloc[-1] for own in self.curves_of(name)])
+            lines.append([name, len(evaluated[name]), *columns, f"{speed:,.0f}"])
+        head = ["", "seeds", *(f"return after {end}, {kind}" for end in ends.values()), "evaluation, mean"]
+        head += [*(f"{view} to {target:.1f}" for view in VIEWS), "steps/s"]
         return page(
             f"{' or '.join(self.settings)} in {self.title}?",
             self.verdict(),
@@ -164,9 +153,9 @@ class Comparison(NamedTuple):
             table(head, lines),
             "Returns are means of the latest 20 episodes of training. In parentheses: 95 % stratified bootstrap intervals "
             f"(rliable), from {MIN_SEEDS} seeds on; two contestants are told apart if the interval of P, the probability that "
-            "a run is better, is without 0.5 and the Mann-Whitney test agrees at 5 %. The evaluation is the mean return of "
-            "episodes at the end of a run. Seconds are those that a run took, compiling included; runs at the same time share "
-            f"the machine. {' and '.join(self.rows['machine'].unique())}.",
+            "a run of the first is better, is without 0.5 and the Mann-Whitney test agrees at 5 %. The evaluation is the mean "
+            "return of episodes at the end of a run. Seconds are those that a run took, compiling included; runs at the same "
+            f"time share the machine. {' and '.join(self.rows['machine'].unique())}.",
             f"```yaml\n{yaml.safe_dump({name: dict(one) for name, one in self.settings.items()}, sort_keys=False)}```",
         )
 
@@ -205,5 +194,5 @@ def _band(values: pd.DataFrame) -> Sequence[np.ndarray]:
     if values.shape[1] < MIN_SEEDS:
         return ()
     points = {str(step): row.to_numpy()[:, None] for step, row in values.iterrows()}
-    found = estimates(points, np.mean, dict.fromkeys(points, values.shape[1]))
-    return np.array([one.low for one in found.values()]), np.array([one.high for one in found.values()])
+    found = estimates(points, np.mean).values()
+    return np.array([estimate.low for estimate in found]), np.array([estimate.high for estimate in found])

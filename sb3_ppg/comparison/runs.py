@@ -127,7 +127,9 @@ class Run:
         (self.folder / FINISHED).touch()
 
     def progress(self) -> int:
-        """Return the number of steps at the end of the latest episode."""
+        """Return the number of steps at the end of the latest episode, or of the run if it is finished."""
+        if self.is_finished:
+            return self.n_timesteps
         file = self.folder / EPISODES
         lines = file.read_text().splitlines()[1:] if file.exists() else []
         return min(int(lines[-1].split(",")[0]), self.n_timesteps) if lines else 0
@@ -161,10 +163,10 @@ def carry_out(runs: Sequence[Run], n_jobs: int = 1) -> None:
     :param n_jobs: runs at a time
     :raises ArgumentError: if a run fails
     """
-    waiting = [run for run in runs if not run.is_finished]
-    print(f"{len(runs)} runs, {len(waiting)} to carry out", flush=True)
+    unfinished = [run for run in runs if not run.is_finished]
+    print(f"{len(runs)} runs, {len(unfinished)} to carry out", flush=True)
     processes: dict[Run, subprocess.Popen] = {}
-    done, total = dict.fromkeys(waiting, 0), sum(run.n_timesteps for run in waiting)
+    waiting, total = [*unfinished], sum(run.n_timesteps for run in unfinished)
     # Without a terminal there is no bar, and only a line for each run
     with tqdm(total=total, unit="step", unit_scale=True, smoothing=0, disable=None) as bar:
         try:
@@ -174,13 +176,11 @@ def carry_out(runs: Sequence[Run], n_jobs: int = 1) -> None:
                     processes[run] = run.start()
                 time.sleep(0.5)
                 for run, process in [*processes.items()]:
-                    done[run] = run.progress()
                     if process.poll() is not None:
                         run.finish(process.returncode)
                         del processes[run]
-                        done[run] = run.n_timesteps
                         bar.write(f"{run.folder}: {run.curve()['return'].iloc[-1]:.1f} after {run.n_timesteps} steps")
-                bar.update(sum(done.values()) - bar.n)
+                bar.update(sum(run.progress() for run in unfinished) - bar.n)
         finally:
             for process in processes.values():
                 process.kill()

@@ -36,31 +36,28 @@ class Estimate(NamedTuple):
         return format(self)
 
 
-def estimates(
-    scores: Mapping[str, Any], statistic: Callable[..., Any], n_seeds: Mapping[str, int], min_seeds: int = MIN_SEEDS
-) -> dict[str, Estimate]:
+def estimates(scores: Mapping[str, Any], statistic: Callable, min_seeds: int = MIN_SEEDS) -> dict[str, Estimate]:
     """
     Estimate a statistic with 95 % stratified bootstrap intervals: seeds are drawn within each task.
 
     :param scores: each contestant's scores, or pairs of scores
-    :param n_seeds: each contestant's number of seeds
     :param min_seeds: seeds from which on there is an interval
     """
     with generators_kept():  # rliable draws with the global one
         np.random.seed(0)
         values, intervals = get_interval_estimates(scores, lambda *x: np.array([statistic(*x)]), reps=BOOTSTRAPS)
+    n_seeds = {name: min(map(len, own)) if isinstance(own, tuple) else len(own) for name, own in scores.items()}
     return {name: Estimate(values[name][0], *(intervals[name][:, 0] if n_seeds[name] >= min_seeds else ())) for name in scores}
 
 
 def interquartile_means(scores: Scores, min_seeds: int = MIN_SEEDS) -> dict[str, Estimate]:
     """Return the mean of the middle half of each contestant's scores."""
-    return estimates(scores, aggregate_iqm, {name: len(own) for name, own in scores.items()}, min_seeds)
+    return estimates(scores, aggregate_iqm, min_seeds)
 
 
 def improvements(scores: Scores, baseline: np.ndarray, min_seeds: int = MIN_SEEDS) -> dict[str, Estimate]:
     """Return the probability that a run has a higher score than one of the baseline's, mean over tasks."""
-    pairs = {name: (own, baseline) for name, own in scores.items()}
-    return estimates(pairs, probability_of_improvement, {name: min(map(len, pair)) for name, pair in pairs.items()}, min_seeds)
+    return estimates({name: (own, baseline) for name, own in scores.items()}, probability_of_improvement, min_seeds)
 
 
 def is_told_apart(estimate: Estimate, own: np.ndarray, other: np.ndarray) -> bool:

@@ -329,8 +329,10 @@ def check_new(name: str) -> None:
         from minari.dataset.minari_dataset import DATASET_ID_RE
         from minari.storage import get_dataset_path
     found = DATASET_ID_RE.fullmatch(name)  # Minari would leave a folder that its `list local` cannot read
-    if found is None or found["version"] is None or get_dataset_path(name).exists():
-        raise ArgumentError(f"the data cannot be saved as {name!r}: use a new name such as pendulum/ppg-v0")
+    if found is None or found["version"] is None:
+        raise ArgumentError(f"the data cannot be saved as {name!r}: use a name with a version, such as pendulum/ppg-v0")
+    if get_dataset_path(name).exists():
+        raise ArgumentError(f"the data cannot be saved as {name!r}: {get_dataset_path(name)} exists. Use another name")
 
 
 def save_as_minari(

@@ -8,7 +8,7 @@ import re
 import shlex
 import sys
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import gymnasium as gym
 import pandas as pd
@@ -24,20 +24,6 @@ from sb3_ppg.comparison.runs import Run, carry_out, machine, short_hash
 from sb3_ppg.errors import ArgumentError, nearest
 from sb3_ppg.zoo.environments import check_is_registered
 from sb3_ppg.zoo.manager import Manager
-
-
-class Contestant(NamedTuple):
-    """
-    An algorithm, or a variant of one.
-
-    :param options: those of ``train`` that name it, with its hyperparameter file
-    :param params: changes to the hyperparameters, NAME:VALUE
-    :param settings: all hyperparameters
-    """
-
-    options: list[str]
-    params: list[str]
-    settings: dict[str, Any]
 
 
 def parse() -> tuple[argparse.Namespace, list[str]]:
@@ -60,15 +46,18 @@ def parse() -> tuple[argparse.Namespace, list[str]]:
     args.folder = args.folder or Path("logs", "compare", EnvironmentName(args.env))
     args.conf_file = dict(text.partition(":")[::2] for text in args.conf_file)
     used_here = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    used_here.add_argument("--gym-packages", nargs="+", default=[])
+    used_here.add_argument("--gym-packages", nargs="+", type=importlib.import_module)
     used_here.add_argument("--env-kwargs", nargs="+", action=StoreDict, default={})
     used_here.parse_known_args(others, args)
     n_timesteps = str(args.n_timesteps)  # after which there is one evaluation
     return args, ["--env", args.env, "-n", n_timesteps, "--eval-freq", n_timesteps, "--eval-episodes", "20", *others]
 
 
-def contestant(name: str, args: argparse.Namespace) -> Contestant:
-    """Return an algorithm or a variant, as written in ``--algos``, with the hyperparameters of its entry."""
+def contestant(name: str, args: argparse.Namespace) -> tuple[list[str], list[str], dict[str, Any]]:
+    """
+    Return the options of ``train`` for an algorithm or a variant, as written in ``--algos``, its changes to hyperparameters,
+    NAME:VALUE, and all its hyperparameters.
+    """
     algorithm, _, changes = name.partition(":")
     if algorithm not in ALGOS:
         raise ArgumentError(f"there is no algorithm {algorithm!r}{nearest(algorithm, ALGOS)}")
@@ -82,17 +71,15 @@ def contestant(name: str, args: argparse.Namespace) -> Contestant:
         manager = Manager(argparse.Namespace(), algorithm, args.env, "", **options)
         settings, _ = manager.read_hyperparameters()
         if manager.is_ours:
-            manager._check_hyperparameters(settings)
+            manager._check_names(settings)
     settings = {key: value for key, value in settings.items() if key not in ("n_timesteps", "callback")}  # not used here
     params = [f"{key}:{value!r}" for key, value in values.items()]
-    return Contestant(["--algo", algorithm, *(["-conf", config] if config else [])], params, settings)
+    return ["--algo", algorithm, *(["-conf", config] if config else [])], params, settings
 
 
 def main() -> None:
     """Run the command."""
     args, others = parse()
-    for package in args.gym_packages:
-        importlib.import_module(package)
     check_is_registered(args.env)
     args.folder.mkdir(parents=True, exist_ok=True)
     contestants = {name: contestant(name, args) for name in args.algos}
@@ -117,9 +104,11 @@ def main() -> None:
         curves.append(curve.assign(**identity))
         known = dict(machine=machine(), steps=args.n_timesteps, mean=mean, std=std, seconds=curve["seconds"].iloc[-1])
         rows.append(identity | known)
-    command = {name: shlex.join(["sb3-ppg", "train", *each.options, *others]) for name, each in contestants.items()}
-    settings = {name: {"command": command[name], **each.settings} for name, each in contestants.items()}
-    found = Comparison(args.env, pd.DataFrame(rows), pd.concat(curves), settings, args.target)
+    listed = {
+        name: {"command": shlex.join(["sb3-ppg", "train", *options, *others]), **settings}
+        for name, (options, _, settings) in contestants.items()
+    }
+    found = Comparison(args.env, pd.DataFrame(rows), pd.concat(curves), listed, args.target)
     found.rows.to_csv(args.folder / "compare.csv", index=False)
     found.curves.to_csv(args.folder / "compare_curves.csv", index=False)
     found.picture().savefig(args.folder / "compare.png")

@@ -5,6 +5,7 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+from gymnasium.envs.registration import WrapperSpec
 from stable_baselines3.common.vec_env import VecEnv, VecMonitor
 from typing_extensions import override
 
@@ -36,11 +37,12 @@ def register_environments() -> None:
         gym.register(
             env_id, entry_point="sb3_ppg.environments:EnvPoolEnv", kwargs={"env_id": env_id}, disable_env_checker=True
         )
+    enlarged = (WrapperSpec("Enlarged", "sb3_ppg.zoo.environments:Enlarged", {}),)
     for game in MINATAR_GAMES:
         for version, minimal in enumerate((False, True)):
             env_id = f"MinAtar/{game.title().replace('_', '')}-v{version}"
             kwargs: dict[str, Any] = dict(game=game, use_minimal_action_set=minimal)
-            gym.register(env_id, entry_point="sb3_ppg.zoo.environments:make_minatar", kwargs=kwargs, disable_env_checker=True)
+            gym.register(env_id, "minatar.gym:BaseEnv", kwargs=kwargs, additional_wrappers=enlarged, disable_env_checker=True)
     for env_id, (name, kwargs) in MASKED.items():
         gym.register(env_id, entry_point=f"sb3_contrib.common.envs:{name}", kwargs=kwargs)
 
@@ -66,14 +68,7 @@ def make_procgen(
     return VecMonitor(EnvPoolVecEnv(env_id, len(env_fns), seed, **options), monitor_file)
 
 
-def make_minatar(**kwargs: Any) -> gym.Env:
-    """Make a game of MinAtar, with arguments of the package's environment, with pictures that people can see."""
-    from minatar.gym import BaseEnv
-
-    return _Enlarged(BaseEnv(**kwargs))
-
-
-class _Enlarged(gym.Wrapper):
+class Enlarged(gym.Wrapper):
     """MinAtar's pictures have one pixel per cell and numbers from 0 to 1; these have 240x240 pixels of type uint8."""
 
     @override

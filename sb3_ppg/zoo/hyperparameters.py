@@ -9,8 +9,7 @@ from typing import Any
 import optuna
 import rl_zoo3.exp_manager
 import yaml
-from rl_zoo3.hyperparams_opt import convert_offpolicy_params
-from torch import nn
+from rl_zoo3.hyperparams_opt import convert_offpolicy_params, convert_onpolicy_params
 
 import sb3_ppg
 from sb3_ppg import ImpalaCNN, MinAtarCNN
@@ -49,11 +48,8 @@ def evaluated(expression: str) -> Any:
 
 # ---- searching ----
 
-NET_ARCHS = {"tiny": [64], "small": [64, 64], "medium": [256, 256]}
-ACTIVATION_FNS = {"tanh": nn.Tanh, "relu": nn.ReLU}
-# Ranges of log2: steps of an environment in a rollout, rollouts in a phase
-N_STEPS_POW, N_POLICY_ITERATIONS_POW = (5, 10), (1, 5)
-SHORTEST_PHASE_POW, LONGEST_PHASE_POW = (a + b for a, b in zip(N_STEPS_POW, N_POLICY_ITERATIONS_POW, strict=True))
+# log2 of the steps of an environment in the shortest and in the longest phase, of 2 rollouts of 32 steps and of 32 of 1024
+SHORTEST_PHASE_POW, LONGEST_PHASE_POW = 6, 15
 N_PHASES = 3  # minimum number of phases in a trial, unless it is shorter than this many of the shortest phases
 BUDGET = "n_timesteps"  # user attribute of a trial
 OFFLINE: dict[str, type[BCQ]] = {"bcq": BCQ}  # algorithms that learn from recorded data
@@ -71,10 +67,9 @@ def sample_params(
     if (budget := trial.user_attrs.get(BUDGET)) is not None:
         longest = min(longest, max(SHORTEST_PHASE_POW, int(log2(budget / (N_PHASES * n_envs)))))
     trial.suggest_int("n_envs", n_envs, n_envs)  # not searched, but batches are not longer than the rollout of all
-    # First the steps of an environment in a phase, then the length of a rollout, as a place between the shortest and the
-    # longest that such a phase can have: samplers need the same ranges in all trials of a study
-    trial.suggest_int("phase_pow", SHORTEST_PHASE_POW, longest)
-    trial.suggest_float("n_steps_place", 0, 1)
+    trial.suggest_int("longest_phase_pow", longest, longest)
+    trial.suggest_int("n_steps_pow", 5, min(10, longest - 1))
+    trial.suggest_int("n_policy_iterations_pow", 1, 5)  # fewer if the phase would be too long
     trial.suggest_int("batch_size_pow", 5, 10)
     trial.suggest_float("one_minus_gamma", 0.0001, 0.1, log=True)
     trial.suggest_float("one_minus_gae_lambda", 0.001, 0.2, log=True)
@@ -93,8 +88,8 @@ def sample_params(
         trial.suggest_float("beta_clone", 0.1, 10, log=True)
     if "architecture" not in preset.get("policy_kwargs", {}):
         trial.suggest_categorical("architecture", ["dual", "detached", "shared"])
-    trial.suggest_categorical("net_arch", list(NET_ARCHS))
-    trial.suggest_categorical("activation_fn", list(ACTIVATION_FNS))
+    trial.suggest_categorical("net_arch", ["tiny", "small", "medium"])
+    trial.suggest_categorical("activation_fn", ["tanh", "relu"])
     for name, choices in FAMILY[zoo_name].searched.items():
         trial.suggest_categorical(name, choices)
     sampled = convert_params(zoo_name, trial.params)
@@ -105,24 +100,13 @@ def sample_params(
 
 def convert_params(zoo_name: str, sampled_params: dict[str, Any]) -> dict[str, Any]:
     """Convert the values that Optuna stores of a trial to arguments of the member's algorithm."""
-    hyperparams = dict(sampled_params)
-    for name in ("gamma", "gae_lambda"):
-        hyperparams[name] = 1 - hyperparams.pop(f"one_minus_{name}")
-    phase_pow = hyperparams.pop("phase_pow")
-    minimum = max(N_STEPS_POW[0], phase_pow - N_POLICY_ITERATIONS_POW[1])
-    maximum = min(N_STEPS_POW[1], phase_pow - N_POLICY_ITERATIONS_POW[0])
-    n_steps_pow = min(minimum + int(hyperparams.pop("n_steps_place") * (maximum - minimum + 1)), maximum)
-    hyperparams["n_steps"] = 2**n_steps_pow
-    hyperparams["n_policy_iterations"] = 2 ** (phase_pow - n_steps_pow)
+    hyperparams = convert_onpolicy_params(sampled_params)
+    longest_pow = hyperparams.pop("longest_phase_pow") - sampled_params["n_steps_pow"]
+    hyperparams["n_policy_iterations"] = 2 ** min(hyperparams.pop("n_policy_iterations_pow"), longest_pow)
     if "n_policy_iterations" in FAMILY[zoo_name].preset:
         del hyperparams["n_policy_iterations"]
-    rollout = hyperparams["n_steps"] * hyperparams.pop("n_envs")
-    hyperparams["batch_size"] = min(2 ** hyperparams.pop("batch_size_pow"), rollout)
+    hyperparams["batch_size"] = min(hyperparams["batch_size"], hyperparams["n_steps"] * hyperparams.pop("n_envs"))
     hyperparams["aux_batch_size"] = None  # the default, a sixteenth of a rollout: the file's may be longer than a phase
-    hyperparams["policy_kwargs"] = {
-        "net_arch": NET_ARCHS[hyperparams.pop("net_arch")],
-        "activation_fn": ACTIVATION_FNS[hyperparams.pop("activation_fn")],
-    }
     for name in ("architecture", *FAMILY[zoo_name].searched):
         if name in hyperparams:
             hyperparams["policy_kwargs"][name] = hyperparams.pop(name)
@@ -136,7 +120,7 @@ def sample_params_of_bcq(trial: optuna.Trial, n_actions: int, n_envs: int, addit
     trial.suggest_int("batch_size_pow", 5, 9)
     trial.suggest_float("tau", 0.001, 0.05, log=True)
     trial.suggest_categorical("net_arch", ["small", "medium", "big"])
-    trial.suggest_categorical("activation_fn", list(ACTIVATION_FNS))
+    trial.suggest_categorical("activation_fn", ["tanh", "relu"])
     if n_actions > 0:
         trial.suggest_float("phi", 0.0, 0.3)
         trial.suggest_float("lmbda", 0.5, 1.0)

@@ -18,7 +18,6 @@ from huggingface_sb3 import EnvironmentName
 from rl_zoo3 import ALGOS
 from rl_zoo3.callbacks import TrialEvalCallback
 from rl_zoo3.exp_manager import ExperimentManager
-from rl_zoo3.utils import SimpleLinearSchedule
 from sb3_contrib.common.maskable.callbacks import MaskableEvalCallback
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import CheckpointCallback, EvalCallback
@@ -31,7 +30,7 @@ from sb3_ppg import PPG, MaskablePPG, PhasicCallback, PhasicCheckpointCallback, 
 from sb3_ppg.arguments import argument_names
 from sb3_ppg.distributed import broadcast, gather, n_processes, rank
 from sb3_ppg.environments.watched import innermost
-from sb3_ppg.errors import ArgumentError, ModelFormatError, nearest
+from sb3_ppg.errors import ArgumentError, ModelFormatError, nearest, raised_as
 from sb3_ppg.family import FAMILY, with_preset
 from sb3_ppg.hub.pretrained import read_model
 from sb3_ppg.optim.micro_batches import keep_freed_memory
@@ -119,12 +118,8 @@ class Manager(ExperimentManager):
             if not (self.storage and self.study_name):
                 raise ArgumentError("to train with the hyperparameters of a study, use --storage and --study-name")
             print("Loading the best trial of the study" if self.trial_id is None else f"Loading trial {self.trial_id}")
-            try:
+            with raised_as(ArgumentError, f"no such trial of study {self.study_name!r} in {self.storage}", ImportError):
                 trial = self.load_trial(self.storage, self.study_name, self.trial_id)
-            except (KeyError, IndexError, ValueError) as error:
-                raise ArgumentError(
-                    f"no such trial of study {self.study_name!r} in {self.storage}: {type(error).__name__}: {error}"
-                ) from error
             self.custom_hyperparams = {**trial, **(self.custom_hyperparams or {})}
             self.trial_id = None  # it is loaded; rl_zoo3 2.9.2 takes trial 0 for no trial, and no trial for no study
         if self.dataset is not None:
@@ -156,34 +151,33 @@ class Manager(ExperimentManager):
 
     @override
     def _preprocess_hyperparams(self, hyperparams: dict[str, Any]) -> tuple:
-        """
-        Add presets, and replace the Zoo's schedules by SB3's: a model that holds the Zoo's could only be loaded where the Zoo
-        is installed.
-        """
+        """Refuse unknown names, and add presets."""
         if self.is_ours or self.algo in OFFLINE:
-            self._check_hyperparameters(hyperparams)
+            self._check_names(hyperparams)
         if isinstance(hyperparams.get("policy_kwargs"), str):
             hyperparams["policy_kwargs"] = evaluated(hyperparams["policy_kwargs"])
         hyperparams, *others = super()._preprocess_hyperparams(hyperparams)
-        if self.is_ours:
-            for name, value in hyperparams.items():
-                unknown_to_the_zoo = name in ("aux_learning_rate", "value_learning_rate", "prior_coef")
-                if unknown_to_the_zoo and isinstance(value, str):
-                    value = self._preprocess_schedules({"learning_rate": value})["learning_rate"]
-                if isinstance(value, SimpleLinearSchedule):
-                    hyperparams[name] = LinearSchedule(value.initial_value, 0.0, 1.0)
-            hyperparams = with_preset(self.algo, hyperparams)
-        return hyperparams, *others
+        return with_preset(self.algo, hyperparams) if self.is_ours else hyperparams, *others
 
-    def _check_hyperparameters(self, hyperparams: dict[str, Any]) -> None:
-        place = f"(in {self.config}, on the command line or in a study)"
+    def _check_names(self, hyperparams: dict[str, Any]) -> None:
         known = {*argument_names(ALGOS[self.algo]), *OF_THE_ZOO}
         for name in hyperparams.keys() - known:
+            place = f"(in {self.config}, on the command line or in a study)"
             raise ArgumentError(f"{self.algo.upper()} has no hyperparameter {name!r} {place}{nearest(name, known)}")
+
+    @override
+    def _preprocess_schedules(self, hyperparams: dict[str, Any]) -> dict[str, Any]:  # type: ignore[override]
+        """Make schedules of SB3: a model that holds the Zoo's could only be loaded where the Zoo is installed."""
+        if not (self.is_ours or self.algo in OFFLINE):
+            return super()._preprocess_schedules(hyperparams)
         for name in SCHEDULED:
-            if isinstance(value := hyperparams.get(name), str) and "_" not in value:
-                remedy = "use a number, which in YAML has a dot (3.0e-4), or a linear schedule such as lin_3e-4"
-                raise ArgumentError(f"`{name}`={value!r} cannot work {place}: {remedy}")
+            if isinstance(value := hyperparams.get(name), str):
+                _, is_schedule, start = value.partition("_")
+                if not is_schedule:
+                    remedy = "use a number, which in YAML has a dot (3.0e-4), or a linear schedule such as lin_3e-4"
+                    raise ArgumentError(f"`{name}`={value!r} cannot work: {remedy}")
+                hyperparams[name] = LinearSchedule(float(start), 0.0, 1.0)
+        return hyperparams
 
     # ---- what a run needs ----
 
@@ -196,7 +190,6 @@ class Manager(ExperimentManager):
         checkpoint = None
         if rank() == 0:
             checkpoint = self._enter_folder()
-            Path(self.save_path, self.env_name).mkdir(exist_ok=True)
             numbers = [int(path.name.split(".")[0]) for path in Path(self.save_path).glob("*.monitor.csv")]
             self.first_monitor = max(numbers, default=-1) + 1
         self.seed, self.save_path, checkpoint, self.first_monitor = broadcast(
@@ -216,33 +209,29 @@ class Manager(ExperimentManager):
 
     def _enter_folder(self) -> Path | None:
         """
-        Set the folder and, if a run is there, its seed. Return the checkpoint from which the run goes on, if there is one, or
-        the last model of a finished run.
+        Make the folder of a new run, or set that of ``--run-folder``, a folder or a checkpoint in it, and the seed of the run
+        there. Return the checkpoint from which that goes on, if there is one, or the last model of a finished run.
         """
-        if self.run_folder is not None:
-            return self._continue_run(self.run_folder)
-        self.save_path = make_run_folder(self.save_path)
-        self.config_file = locked_config(Path(self.save_path), self.env_name)
-        return None
-
-    def _continue_run(self, place: str) -> Path | None:
-        """Do the same for ``--run-folder``, a folder or a checkpoint in it."""
-        named = Path(place)
-        folder = named.parent if named.suffix == ".zip" else named
-        if not place or (named != folder and not (named.is_file() and self.is_ours)):
+        place = make_run_folder(self.save_path) if self.run_folder is None else self.run_folder
+        named, is_file = Path(place), Path(place).suffix == ".zip"
+        if not place or named.is_file() != is_file or (is_file and not self.is_ours):
             remedy = f"name a folder or, for {', '.join(FAMILY)}, a checkpoint in it"
             raise ArgumentError(f"--run-folder {place!r} cannot work: {remedy}")
+        folder = named.parent if is_file else named
         self.save_path, self.config_file = str(folder), locked_config(folder, self.env_name)
-        model = folder / f"{self.env_name}.zip"
-        checkpoint = model if model.is_file() else None
+        model, checkpoint = folder / f"{self.env_name}.zip", None
         with suppress(FileNotFoundError):
             checkpoint = latest_checkpoint(folder, "rl_model")  # the Zoo's prefix
+        # A model that Ctrl-C has ended, which has not taken all its steps, was saved in the middle of a phase
+        is_finished = n_steps_of(model) >= n_steps_of(model, "_total_timesteps")
+        if model.is_file() and (checkpoint is None or (is_finished and n_steps_of(model) > n_steps_of(checkpoint))):
+            checkpoint = model
         if checkpoint is not None:
             before = settings(folder / self.env_name)
             if not any(argument.startswith("--seed") for argument in sys.argv):  # the Zoo has drawn another one
                 self.args.seed = self.seed = before["seed"]
             check_same(folder, before, self.saved_hyperparams | {name: getattr(self.args, name) for name in SAME})
-            if named != folder and Path(before["run_folder"] or "").name != named.name:  # else the command is given again
+            if is_file and Path(before["run_folder"] or "").name != named.name:  # else the command is given again
                 checkpoint = named
                 set_aside(folder, named)
             elif n_steps_of(model) >= self.n_timesteps:
@@ -329,12 +318,8 @@ class Manager(ExperimentManager):
                 model.set_prior(SELF if self.prior == SELF else load_prior(Path(self.prior), model))
         for place, callback in enumerate(self.callbacks):
             if type(callback) is CheckpointCallback:  # which saves in the middle of rollouts
-                self.callbacks[place] = PhasicCheckpointCallback(
-                    max(1, round(callback.save_freq / model.n_steps)),
-                    callback.save_path,
-                    callback.name_prefix,
-                    verbose=2,
-                )
+                n_rollouts, where = max(1, round(callback.save_freq / model.n_steps)), callback.save_path
+                self.callbacks[place] = PhasicCheckpointCallback(n_rollouts, where, callback.name_prefix, verbose=2)
         if n_processes() > 1 and not self.show_progress:
             self.callbacks.insert(0, PhasicCallback())  # rl_zoo3 2.9.2 ends the first callback a second time
         continued: AbstractContextManager = nullcontext()

@@ -49,14 +49,6 @@ def register() -> None:
     Call it before your own code imports ``ExperimentManager``; ``rl_zoo3.train`` may have been imported before. A second call
     changes nothing. It does not fix bugs of the scripts, and the processes that some of them start do not know our algorithms:
     use ``patched()`` for that.
-
-    Example::
-
-        from sb3_ppg.zoo import register
-
-        register()
-        from rl_zoo3 import ALGOS
-        print(ALGOS["ppg"])
     """
     if rl_zoo3.exp_manager.ExperimentManager is Manager:
         return

@@ -55,10 +55,10 @@ def settings(params_path: Path) -> dict[str, Any]:
     return {**config, **{name: options.get(name) for name in (*SAME, "run_folder")}}
 
 
-def n_steps_of(model: Path) -> int:
+def n_steps_of(model: Path, counter: str = "num_timesteps") -> int:
     """Return the number of steps that a model's file has; 0 if there is none, or if it is damaged."""
     with suppress(OSError, zipfile.BadZipFile, KeyError, ValueError), zipfile.ZipFile(model) as file:
-        return json.loads(file.read("data"))["num_timesteps"]
+        return json.loads(file.read("data"))[counter]
     return 0
 
 
@@ -109,7 +109,9 @@ def forget_later_episodes(folder: Path, checkpoint: Path | None) -> None:
     Remove the episodes after the checkpoint (all, if there is none) from the monitor files in a run's folder: in learning
     curves their steps would count twice.
     """
-    written = 0 if checkpoint is None else checkpoint_of(checkpoint)[1]  # in nanoseconds
+    written = 0  # in nanoseconds
+    if checkpoint is not None:  # a run's last model knows the time of the checkpoint before it
+        written = checkpoint_of(checkpoint)[1] if checkpoint.stem.endswith("_steps") else checkpoint.stat().st_mtime_ns
     for path in folder.glob("*.monitor.csv"):
         with suppress(ValueError, KeyError):  # a file that was cut before its first episode
             header, names, *episodes = path.read_text().splitlines(keepends=True)

@@ -27,6 +27,7 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.monitor import LoadMonitorResultsError, load_results
 from stable_baselines3.common.utils import set_random_seed
+from stable_baselines3.common.vec_env import VecEnv
 from tqdm import tqdm
 
 from sb3_ppg import checking
@@ -41,10 +42,8 @@ def train() -> None:
     """Run the script, if its environment exists."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--env", default="CartPole-v1")
-    parser.add_argument("--gym-packages", nargs="+", default=[])
+    parser.add_argument("--gym-packages", nargs="+", type=importlib.import_module)
     args, _ = parser.parse_known_args()
-    for package in args.gym_packages:
-        importlib.import_module(package)
     check_is_registered(args.env)
     entry_point = gymnasium.registry[args.env].entry_point
     if isinstance(entry_point, str):  # an extra may be missing, which would end worker processes
@@ -72,7 +71,7 @@ def check() -> None:
     args = parser.parse_args()
 
     def make() -> gymnasium.Env:
-        for package in args.gym_packages:
+        for package in args.gym_packages:  # here, as a package may set filters for warnings
             importlib.import_module(package)
         check_is_registered(args.env)
         return gymnasium.make(args.env, **args.env_kwargs)
@@ -106,8 +105,8 @@ def report() -> None:
     parser = agent_parser("Evaluate an agent and draw its learning curve")
     parser.add_argument("--env", type=EnvironmentName, default="CartPole-v1", help="environment ID")
     args = parser.parse_args()
-    model, model_path, log_path = load_agent(args)
-    evaluate(model, args)
+    model, env, model_path, log_path = load_agent(args)
+    evaluate(model, env, args)
     print(f"Model:          {model_path}")
     print(f"Logs:           {log_path}")
     picture = log_path / "learning_curve.png"
@@ -129,9 +128,7 @@ def record_dataset() -> None:
     parser.add_argument("--random-episodes", default=0.0, type=float, help="part of the episodes with random actions alone")
     args = parser.parse_args()
     check_new(args.dataset)
-    model, _, _ = load_agent(args)
-    env = model.get_env()
-    assert env is not None
+    model, env, _, _ = load_agent(args)
     options = dict(deterministic=is_deterministic(args), noise=args.noise, random_episodes=args.random_episodes)
     data = record(model, env, args.n_timesteps, **options, seed=args.seed)
     save_as_minari(data, args.dataset, env.observation_space, env.action_space, args.env.gym_id, args.algo)
@@ -169,10 +166,10 @@ def is_deterministic(args: argparse.Namespace) -> bool:
     return not (args.stochastic or (images and not args.deterministic))
 
 
-def load_agent(args: argparse.Namespace, **env_kwargs: Any) -> tuple[BaseAlgorithm, Path, Path]:
+def load_agent(args: argparse.Namespace, **env_kwargs: Any) -> tuple[BaseAlgorithm, VecEnv, Path, Path]:
     """
-    Load a trained agent with the environment that it was trained in, whose rewards are not normalized; return it, its file,
-    and the folder of its run.
+    Load a trained agent with the environment that it was trained in, whose rewards are not normalized; return both, the
+    agent's file, and the folder of its run.
     """
     if args.num_threads > 0:
         th.set_num_threads(args.num_threads)
@@ -193,7 +190,7 @@ def load_agent(args: argparse.Namespace, **env_kwargs: Any) -> tuple[BaseAlgorit
     model = ALGOS[args.algo].load(model_path, env=env, device=args.device)
     set_random_seed(args.seed)  # afterwards: loading seeds the environments, and for SB3's algorithms all else, as in training
     env.seed(args.seed)
-    return model, Path(model_path), Path(log_path)
+    return model, model.get_env() or env, Path(model_path), Path(log_path)
 
 
 def saved_env_kwargs(stats_path: Path) -> dict[str, Any]:
@@ -202,10 +199,9 @@ def saved_env_kwargs(stats_path: Path) -> dict[str, Any]:
     return {**config.get("env_kwargs", {}), **(arguments["eval_env_kwargs"] or arguments["env_kwargs"] or {})}
 
 
-def evaluate(model: BaseAlgorithm, args: argparse.Namespace) -> EvaluationResult:
-    """Play episodes in the agent's environment; print and return what it reached."""
-    env, deterministic = model.get_env(), is_deterministic(args)
-    assert env is not None
+def evaluate(model: BaseAlgorithm, env: VecEnv, args: argparse.Namespace) -> EvaluationResult:
+    """Play episodes; print and return what the agent reached."""
+    deterministic = is_deterministic(args)
     print(f"Playing {args.episodes} episodes", flush=True)
     with tqdm(desc="Episodes", total=args.episodes, disable=None) as bar:  # disabled where the output is no terminal
 

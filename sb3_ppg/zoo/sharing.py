@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
-import numpy as np
 import yaml
 from huggingface_sb3 import EnvironmentName, ModelName
 from msgspec import Meta
@@ -148,7 +147,7 @@ def push() -> None:
     parser.add_argument("-name", "--repo-name", help="name of the repository, by default algo-env")
     parser.add_argument("-m", "--commit-message", default="Initial commit", help="commit message")
     parser.add_argument("--private", action="store_true", help="create a private repository")
-    parser.add_argument("-n", "--n-timesteps", default=1000, type=int, help="length of the video in steps")
+    parser.add_argument("-n", "--n-timesteps", default=1000, type=int, help="maximum length of the video in steps")
     parser.add_argument("--no-render", action="store_true", help="no video")
     parser.add_argument(
         "--dry-run", nargs="?", const="", metavar="FOLDER", help="write the files into a folder (default: the run's) instead"
@@ -157,9 +156,8 @@ def push() -> None:
     if args.algo not in FAMILY:
         raise ArgumentError(f"--algo {args.algo} cannot work: models of {', '.join(FAMILY)} are shared")
     repo_id = f"{args.organization}/{args.repo_name or ModelName(args.algo, args.env)}"
-    model, _, log_path = load_agent(args, **({} if args.no_render else {"render_mode": "rgb_array"}))
+    model, env, _, log_path = load_agent(args, **({} if args.no_render else {"render_mode": "rgb_array"}))
     assert isinstance(model, PPG)
-    evaluation = evaluate(model, args)
     stats_path = log_path / args.env
     hyperparams, _ = get_saved_hyperparams(str(stats_path), norm_reward=True)
     description = {
@@ -175,7 +173,11 @@ def push() -> None:
         files = {ZOO: folder / ZOO}
         files[ZOO].write_bytes(msgspec.json.format(msgspec.json.encode(environment), indent=1))
         if not args.no_render:
-            files["replay.mp4"] = _record(model, args.n_timesteps, evaluation.deterministic, temporary)
+            env = VecVideoRecorder(env, temporary, lambda step: step == 0, args.n_timesteps)
+        evaluation = evaluate(model, env, args)
+        if isinstance(env, VecVideoRecorder):
+            env.close()  # which writes the video
+            files["replay.mp4"] = Path(env.video_path)
         with suppress(FileNotFoundError):  # without logs there is nothing to draw
             plot_learning_curve(log_path, f"{args.algo.upper()} on {args.env.gym_id}", folder / "learning_curve.png")
             files["learning_curve.png"] = folder / "learning_curve.png"
@@ -193,19 +195,6 @@ def push() -> None:
             there = Path(args.dry_run or log_path / "hub")
             hub.write_repository(model, there, repo_id, **content)
             print(f"Not shared: these files would be {repo_id}: {there}")
-
-
-def _record(model: PPG, n_steps: int, deterministic: bool, folder: str) -> Path:
-    """Record an agent in its environment; return the video."""
-    env = model.get_env()
-    assert env is not None
-    recorder = VecVideoRecorder(env, folder, record_video_trigger=lambda step: step == 0, video_length=n_steps)
-    observations, states = recorder.reset(), None
-    episode_starts = np.ones(env.num_envs, dtype=bool)
-    for _ in range(n_steps):
-        actions, states = model.predict(observations, states, episode_starts, deterministic)  # type: ignore[arg-type]
-        observations, _, episode_starts, _ = recorder.step(actions)
-    return Path(recorder.video_path)
 
 
 def _usage(args: argparse.Namespace, repo_id: str, environment: Environment) -> str:

@@ -275,7 +275,7 @@ def test_an_agent_is_as_good_as_its_card_says(folder, tmp_path):
     args = agent_parser("", n_episodes=5).parse_args(options)
     args.env = env_name
     with patched():
-        evaluation = evaluate(load_agent(args)[0], args)
+        evaluation = evaluate(*load_agent(args)[:2], args)
     assert evaluation.deterministic == deterministic
     args.deterministic = True
     assert is_deterministic(args)

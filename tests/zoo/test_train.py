@@ -275,10 +275,22 @@ def test_an_older_checkpoint_can_be_named(tmp_path):
     other[2] = str(tmp_path / other[2])
     assert "Going on after 128 steps" in run(*other, cwd=tmp_path)
     assert PPG.load(tmp_path / "mine" / "after_128_steps" / "CartPole-v1.zip").num_timesteps == 192
-    for wrong in ("mine/rl_model_65_steps.zip", ""):
+    for wrong in ("mine/rl_model_65_steps.zip", "", "mine/0.monitor.csv"):
         said = run(*command[:2], wrong, *command[3:], cwd=tmp_path, fails=True)
         assert f"--run-folder {wrong!r} cannot work: name a folder or, for ppg" in said
     run("train", "--env", "Acrobot-v1", *command[1:3], "-n", "64", cwd=tmp_path, fails=True)
+
+
+def test_a_finished_model_that_is_newer_than_the_checkpoints_is_extended(tmp_path):
+    """With its episodes, and not those of an extension that was killed."""
+    command = ["train", *"--run-folder mine --eval-freq -1 --seed 3".split()]
+    run(*command, "-n", "64", *SMALL, cwd=tmp_path)
+    run(*command, "-n", "256", "--save-freq", "0", *SMALL, cwd=tmp_path)
+    n_steps = load_results(str(tmp_path / "mine"))["l"].sum()
+    killed([*command, "-n", "512", "--save-freq", "0", *SMALL], tmp_path, PPG, "train", 512)
+    said = killed([*command, "-n", "512", *SMALL], tmp_path, PPG, "train", 320)
+    assert "Going on after 256 steps, from mine/CartPole-v1.zip" in said
+    assert n_steps <= load_results(str(tmp_path / "mine"))["l"].sum() <= 320
 
 
 def test_a_run_in_a_named_folder_has_twenty_checkpoints_unless_the_command_says_otherwise(tmp_path):
