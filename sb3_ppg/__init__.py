@@ -2,11 +2,7 @@
 
 from importlib.metadata import version
 
-from sb3_ppg.buffers.rollout_buffers import (
-    NormalizedRewardDictRolloutBuffer,
-    NormalizedRewardRolloutBuffer,
-    RewardNormalizer,
-)
+from sb3_ppg.buffers.rollout_buffers import NormalizedRewardDictRolloutBuffer, NormalizedRewardRolloutBuffer, RewardNormalizer
 from sb3_ppg.callbacks import PhasicCallback
 from sb3_ppg.checking import check
 from sb3_ppg.distributed import process_group

@@ -29,7 +29,6 @@ from sb3_ppg.ppg import PPG
 from sb3_ppg.saving.training_state import generators_kept
 
 LEVELS = ("error", "warning", "advice")
-GAMMA, SMALL, LARGE = 0.99, 0.01, 100.0  # of discounted returns, and their standard deviation
 
 
 class Finding(NamedTuple):
@@ -163,7 +162,6 @@ class _Play(BaseCallback):
         self.given, self.seconds = env, seconds
         self.recorder = _Recorder(env) if isinstance(env, gym.Env) else None
         self.lengths: dict[str, list[int]] = {"terminated": [], "truncated": [], "both": []}  # of episodes, by their ends
-        self.returns: list[np.ndarray] = []  # discounted sums of rewards since the episodes' starts, (n_envs,)
         self.n_missing = self.n_next = self.n_zero = 0  # last observations that are missing, the next one, or all zeros
         self.first: Any = None  # an episode's first observation, as bytes
         self.starts_vary = False
@@ -180,19 +178,17 @@ class _Play(BaseCallback):
     @override
     def _on_training_start(self) -> None:
         n_envs = self.training_env.num_envs
-        self.n_steps, self.discounted = np.zeros(n_envs, dtype=int), np.zeros(n_envs)  # of the current episodes
+        self.n_steps = np.zeros(n_envs, dtype=int)  # of the current episodes
         self.end = time.perf_counter() + self.seconds
 
     @override
     def _on_step(self) -> bool:
         self.n_steps += 1
-        self.discounted = GAMMA * self.discounted + self.locals["rewards"]
-        self.returns.append(self.discounted.copy())
         for index in self.locals["dones"].nonzero()[0].tolist():
             info, has_both_flags = self.locals["infos"][index], self.recorder is not None and all(self.recorder.flags)
             kind = "truncated" if info.get("TimeLimit.truncated") else "both" if has_both_flags else "terminated"
             self.lengths[kind].append(int(self.n_steps[index]))
-            self.n_steps[index], self.discounted[index] = 0, 0.0
+            self.n_steps[index] = 0
             first, last = _bytes(observation_at(self.locals["new_obs"], index)), info.get("terminal_observation")
             if last is None:
                 self.n_missing += kind == "truncated"
@@ -229,10 +225,6 @@ class _Play(BaseCallback):
 
     def advice(self) -> Iterator[Finding]:
         """Suggest how to train."""
-        scale = float(np.std(self.returns))
-        if 0 < scale < SMALL or scale > LARGE:
-            remedy = "multiply rewards, or use VecNormalize(norm_obs=False); above 1, PPG's value units do that"
-            yield Finding("reward scale", "advice", f"discounted returns have a standard deviation of {scale:.3g}", remedy)
         lengths = [length for kind in self.lengths.values() for length in kind]
         limit = getattr(getattr(self.given, "spec", None), "max_episode_steps", None)
         length = np.median(lengths) if lengths else limit
@@ -240,7 +232,7 @@ class _Play(BaseCallback):
         n_steps = int(np.clip(2 ** np.ceil(np.log2(length or math.inf)), 128, 1024))
         n_envs, further = self.training_env.num_envs, ""
         if self.recorder is not None:
-            step_seconds = self.recorder.seconds / len(self.returns)
+            step_seconds = self.recorder.seconds / self.n_calls
             is_slow = step_seconds > 1e-3  # worker processes take their time, too
             said += f", a step takes {step_seconds * 1e6:,.0f} µs"
             n_envs, further = max(2, os.cpu_count() or 1) if is_slow else 8, " in SubprocVecEnv" * is_slow

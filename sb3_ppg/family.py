@@ -43,13 +43,10 @@ class Member(NamedTuple):
 
 # Presets hold what defines the authors' algorithms: networks, phases, clipping. Numbers of epochs and samples depend on the
 # task and are in the files under `hyperparams`
-DELAYED: dict[str, Any] = {"policy_kwargs": {"architecture": "shared"}, "max_grad_norm": 0.5}
-DECOUPLED: dict[str, Any] = {
-    "policy_kwargs": {"architecture": "dual"},
-    "n_aux_epochs": 0,
-    "n_value_epochs": 9,
-    "max_grad_norm": 0.5,
-}
+DUAL, SHARED = dict(architecture="dual"), dict(architecture="shared")
+DELAYED: dict[str, Any] = dict(policy_kwargs=SHARED, max_grad_norm=0.5)
+DECOUPLED: dict[str, Any] = dict(policy_kwargs=DUAL, n_aux_epochs=0, n_value_epochs=9, max_grad_norm=0.5)
+DISTILLED: dict[str, Any] = dict(policy_kwargs=DUAL, n_policy_iterations=1, n_aux_epochs=2, max_grad_norm=5.0)
 FAMILY: dict[str, Member] = {
     "ppg": Member(PPG, "Phasic Policy Gradient"),
     "ppg_lstm": Member(
@@ -65,27 +62,16 @@ FAMILY: dict[str, Member] = {
         card_imports="from sb3_contrib.common.maskable.utils import get_action_masks",
         card_example=MASKABLE_EXAMPLE,
     ),
-    "ppg_ewma": Member(PPG, "PPG with an averaged proximal policy (PPG-EWMA)", {"objective": "ewma"}),
+    "ppg_ewma": Member(PPG, "PPG with an averaged proximal policy (PPG-EWMA)", dict(objective="ewma")),
     "ppg_replay": Member(
-        PPG, "PPG with replay of recent rollouts", {"objective": "decoupled", "replay_kwargs": {"policy_rollouts": 3}}
+        PPG, "PPG with replay of recent rollouts", dict(objective="decoupled", replay_kwargs=dict(policy_rollouts=3))
     ),
-    "dcpg": Member(PPG, "Delayed-Critic Policy Gradient", {"objective": "dcpg", **DELAYED}),
-    "ddcpg": Member(PPG, "Dynamics-aware Delayed-Critic Policy Gradient", {"objective": "ddcpg", **DELAYED}),
-    "daac": Member(PPG, "Decoupled Advantage Actor-Critic", {"objective": "daac", **DECOUPLED}),
-    "idaac": Member(PPG, "Invariant Decoupled Advantage Actor-Critic", {"objective": "idaac", **DECOUPLED}),
+    "dcpg": Member(PPG, "Delayed-Critic Policy Gradient", dict(objective="dcpg", **DELAYED)),
+    "ddcpg": Member(PPG, "Dynamics-aware Delayed-Critic Policy Gradient", dict(objective="ddcpg", **DELAYED)),
+    "daac": Member(PPG, "Decoupled Advantage Actor-Critic", dict(objective="daac", **DECOUPLED)),
+    "idaac": Member(PPG, "Invariant Decoupled Advantage Actor-Critic", dict(objective="idaac", **DECOUPLED)),
     "dna": Member(
-        PPG,
-        "Dual Network Architecture",
-        {
-            "objective": "dna",
-            "policy_kwargs": {"architecture": "dual"},
-            "gae_lambda": 0.8,
-            "n_epochs": 2,
-            "n_value_epochs": 1,
-            "n_policy_iterations": 1,
-            "n_aux_epochs": 2,
-            "max_grad_norm": 5.0,
-        },
+        PPG, "Dual Network Architecture", dict(objective="dna", gae_lambda=0.8, n_epochs=2, n_value_epochs=1, **DISTILLED)
     ),
 }
 # Values of PPG's paper (appendix A, https://arxiv.org/abs/2009.04416) that differ from the defaults, for any task

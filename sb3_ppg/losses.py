@@ -131,10 +131,7 @@ def decoupled_policy_gradient_loss(
     :return: scalar
     """
     check_same_shape(
-        log_prob=log_prob,
-        proximal_log_prob=proximal_log_prob,
-        behavior_log_prob=behavior_log_prob,
-        advantages=advantages,
+        log_prob=log_prob, proximal_log_prob=proximal_log_prob, behavior_log_prob=behavior_log_prob, advantages=advantages
     )
     behavior = th.max(behavior_log_prob, log_prob.detach() - math.log(importance_limit))
     loss = -advantages * th.exp(log_prob - behavior)
@@ -204,11 +201,7 @@ def value_loss(
 
 
 def clipped_value_loss(
-    values: th.Tensor,
-    targets: th.Tensor,
-    old_values: th.Tensor,
-    clip_range: float,
-    weights: th.Tensor | None = None,
+    values: th.Tensor, targets: th.Tensor, old_values: th.Tensor, clip_range: float, weights: th.Tensor | None = None
 ) -> th.Tensor:
     """
     The larger of the squared errors with and without clipping, as in OpenAI's baselines:

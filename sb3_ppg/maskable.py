@@ -19,12 +19,7 @@ from sb3_ppg.actions import NESTED
 from sb3_ppg.arguments import arguments_explained
 from sb3_ppg.environments.watched import workers_watched
 from sb3_ppg.errors import ArgumentError
-from sb3_ppg.policies import (
-    Evaluation,
-    MultiInputPhasicActorCriticPolicy,
-    PhasicActorCriticCnnPolicy,
-    PhasicActorCriticPolicy,
-)
+from sb3_ppg.policies import Evaluation, MultiInputPhasicActorCriticPolicy, PhasicActorCriticCnnPolicy, PhasicActorCriticPolicy
 from sb3_ppg.policies.mlp import ALL_FIELDS
 from sb3_ppg.ppg import PPG
 

@@ -1,14 +1,14 @@
-"""The base class of PPG: constructor, training loop, hooks and files, as Stable-Baselines3 has them."""
+"""The base class of PPG: training loop and files, as Stable-Baselines3 has them."""
 
 import copy
 import inspect
 import io
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Self
 from unittest.mock import patch
 
 import numpy as np
@@ -20,13 +20,13 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.save_util import load_from_zip_file
-from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Schedule, TensorDict
+from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, TensorDict
 from stable_baselines3.common.utils import FloatSchedule
 from stable_baselines3.common.vec_env import VecEnv
 from typing_extensions import override
 
 from sb3_ppg.actions import flat_space
-from sb3_ppg.arguments import ATTRIBUTES, arguments_explained, check_value, made_from, warn_of_missing_gpu
+from sb3_ppg.arguments import ATTRIBUTES, arguments_explained, made_from
 from sb3_ppg.arrays import parameters_of
 from sb3_ppg.buffers.aux_buffer import AuxBuffer
 from sb3_ppg.buffers.replay import RolloutReplay
@@ -38,12 +38,12 @@ from sb3_ppg.environments.vec_envs import GymnasiumVecEnv
 from sb3_ppg.environments.vector_rewards import RewardReader, mean_vector_return, tell_weights
 from sb3_ppg.environments.watched import TimeLimits, check_first_observations, innermost, normalizers, statistics_protected
 from sb3_ppg.errors import ArgumentError
-from sb3_ppg.objectives import Objective, find_objective, make_objective, objective_name
+from sb3_ppg.objectives import find_objective, make_objective, objective_name
 from sb3_ppg.offline.warm_start import fit_to_data
 from sb3_ppg.optim.diagnostics import logger_of_run, record_all
 from sb3_ppg.phasic_interface import PhasicInterface
 from sb3_ppg.play import Player
-from sb3_ppg.policies import MixedPrecision, MlpPolicy, PhasicActorCriticPolicy
+from sb3_ppg.policies import MlpPolicy
 from sb3_ppg.prior import PRIOR_LEFT_OUT, SELF, Prior
 from sb3_ppg.saving.files import atomic_writes, checked_model_file, mark_class
 from sb3_ppg.saving.training_state import generators_kept, load_training_state, save_training_state
@@ -52,8 +52,6 @@ from sb3_ppg.training.checks import (
     check_environment,
     check_networks,
     check_objective,
-    check_policy_class,
-    warn_of_unlikely_arguments,
 )
 from sb3_ppg.training.collecting import as_stored, check_log_probs, collect_steps
 from sb3_ppg.training.session import Session, training
@@ -62,127 +60,7 @@ WRITTEN = ("stdout", "log", "json", "csv", "tensorboard")  # SB3's names of all 
 
 
 class PhasicAlgorithm(PhasicInterface):
-    """Base class of ``PPG``, which documents the arguments and adds Algorithm 1: what SB3 expects of an algorithm."""
-
-    @arguments_explained
-    def __init__(
-        self,
-        policy: str | type[PhasicActorCriticPolicy],
-        env: GymEnv | VectorEnv | str,
-        learning_rate: float | Schedule = 3e-4,
-        n_steps: int = 1024,
-        batch_size: int = 64,
-        n_epochs: int = 10,
-        gamma: float | list[float] = 0.99,
-        gae_lambda: float | list[float] = 0.95,
-        clip_range: float | Schedule | None = 0.3,
-        clip_range_vf: float | Schedule | None = None,
-        normalize_advantage: bool = True,
-        ent_coef: float | dict[str, Any] | Sequence[Any] = 0.0,
-        vf_coef: float = 0.5,
-        max_grad_norm: float | None = 0.5,
-        use_sde: bool = False,
-        sde_sample_freq: int = -1,
-        rollout_buffer_class: type[RolloutBuffer] | None = None,
-        rollout_buffer_kwargs: dict[str, Any] | None = None,
-        target_kl: float | None = None,
-        stats_window_size: int = 100,
-        tensorboard_log: str | None = None,
-        policy_kwargs: dict[str, Any] | None = None,
-        verbose: int = 0,
-        seed: int | None = None,
-        device: th.device | str = "auto",
-        _init_setup_model: bool = True,
-        *,
-        aux_learning_rate: float | Schedule | None = None,
-        value_learning_rate: float | Schedule | None = None,
-        n_value_epochs: int | None = None,
-        n_policy_iterations: int = 4,
-        n_aux_epochs: int = 6,
-        aux_batch_size: int | None = None,
-        beta_clone: float = 1.0,
-        kl_coef: float = 0.0,
-        normalize_value_targets: bool | Literal["running"] = True,
-        recompute_advantages: bool = False,
-        replay_kwargs: dict[str, Any] | None = None,
-        micro_batch_size: int | Literal["auto"] | None = "auto",
-        compile_updates: bool | Literal["auto"] = "auto",
-        mixed_precision: MixedPrecision | None = None,
-        objective: str | type[Objective] = "ppg",
-        objective_kwargs: dict[str, Any] | None = None,
-        aux_buffer_kwargs: dict[str, Any] | None = None,
-        allow_nonfinite_observations: bool = False,
-        ignore_terminations: bool | int = False,
-        reward_weights: list[float] | Literal["observation"] | None = None,
-        prior: Any = None,
-        prior_coef: float | Schedule | dict[str, Any] | Sequence[Any] = 0.2,
-        n_value_warmup: int = 0,
-    ):
-        check_policy_class(policy, type(self))
-        check_value("seed", seed)
-        super().__init__(
-            policy,
-            env,  # type: ignore[arg-type]
-            learning_rate=learning_rate,
-            n_steps=n_steps,
-            gamma=gamma,  # type: ignore[arg-type]
-            gae_lambda=gae_lambda,  # type: ignore[arg-type]
-            ent_coef=ent_coef,  # type: ignore[arg-type]
-            vf_coef=vf_coef,
-            max_grad_norm=max_grad_norm,  # type: ignore[arg-type]
-            use_sde=use_sde,
-            sde_sample_freq=sde_sample_freq,
-            rollout_buffer_class=rollout_buffer_class,
-            rollout_buffer_kwargs=rollout_buffer_kwargs,
-            stats_window_size=stats_window_size,
-            tensorboard_log=tensorboard_log,
-            policy_kwargs=policy_kwargs,
-            verbose=verbose if rank() == 0 else 0,
-            device=device,
-            seed=seed,
-            _init_setup_model=False,
-            supported_action_spaces=self.action_spaces,
-        )
-        self.aux_learning_rate = aux_learning_rate
-        self.value_learning_rate = value_learning_rate
-        self.batch_size = batch_size
-        self.n_epochs = n_epochs
-        self.n_value_epochs = n_value_epochs
-        self.n_policy_iterations = n_policy_iterations
-        self.n_aux_epochs = n_aux_epochs
-        self.aux_batch_size = aux_batch_size
-        self.beta_clone = beta_clone
-        self.normalize_value_targets = normalize_value_targets
-        self.clip_range: Any = clip_range  # a schedule, or None, once the model is complete
-        self.clip_range_vf: Any = clip_range_vf
-        self.kl_coef = kl_coef
-        self.normalize_advantage = normalize_advantage
-        self.target_kl = target_kl
-        self.recompute_advantages = recompute_advantages
-        self.replay_kwargs = replay_kwargs
-        self.micro_batch_size = micro_batch_size
-        self.compile_updates = compile_updates
-        self.mixed_precision = mixed_precision
-        self.objective_class = find_objective(objective)
-        self.objective_kwargs = objective_kwargs
-        self.aux_buffer_kwargs = aux_buffer_kwargs
-        self.allow_nonfinite_observations = allow_nonfinite_observations
-        self.ignore_terminations = ignore_terminations
-        self.reward_weights = reward_weights
-        self.prior = prior  # a `Prior` or one of its constants, or None, once the model is complete
-        self.prior_coef: Any = prior_coef
-        self.n_value_warmup = n_value_warmup
-
-        warn_of_missing_gpu(device, self.device)
-        self._n_aux_phases = 0
-        self._n_rollouts = 0  # number of rollouts that have been learned from
-        if self.env is not None:
-            self.check_arguments()
-            warn_of_unlikely_arguments(self)
-        if _init_setup_model:
-            self._setup_model()
-            if self.env is not None:  # a loaded model's batches are checked when it learns: it may only play
-                self.check_arguments()
+    """Base class of ``PPG``, which adds Algorithm 1: what SB3 expects of an algorithm."""
 
     @staticmethod
     @override
@@ -500,10 +378,7 @@ class PhasicAlgorithm(PhasicInterface):
 
     @override
     def set_parameters(
-        self,
-        load_path_or_dict: str | TensorDict,
-        exact_match: bool = True,
-        device: th.device | str = "auto",
+        self, load_path_or_dict: str | TensorDict, exact_match: bool = True, device: th.device | str = "auto"
     ) -> None:
         """
         Set parameters, like SB3's ``set_parameters``. If there is an error, all parameters stay unchanged.

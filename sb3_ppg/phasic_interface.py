@@ -1,26 +1,30 @@
-"""The algorithm as its parts see it: arguments, state, sizes, and the hooks that variants override."""
+"""The algorithm as its parts see it: the constructor, state, sizes, and the methods that variants override."""
 
 import math
+from collections.abc import Sequence
 from functools import cached_property, partial
 from typing import Any, ClassVar, Literal
 
 import torch as th
 from gymnasium import spaces
+from gymnasium.vector import VectorEnv
 from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.policies import BasePolicy
-from stable_baselines3.common.type_aliases import Schedule
+from stable_baselines3.common.type_aliases import GymEnv, Schedule
 from stable_baselines3.common.utils import FloatSchedule, obs_as_tensor
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_ppg.actions import NESTED
+from sb3_ppg.arguments import arguments_explained, check_value, warn_of_missing_gpu
 from sb3_ppg.buffers.aux_buffer import AuxBuffer
 from sb3_ppg.buffers.replay import RolloutReplay
 from sb3_ppg.buffers.rollouts import POLICY_KEYS, Rollout, RolloutEnd, smallest_observations
-from sb3_ppg.distributed import n_processes
+from sb3_ppg.distributed import n_processes, rank
 from sb3_ppg.environments.vector_rewards import RewardReader
 from sb3_ppg.environments.watched import TimeLimits
-from sb3_ppg.objectives import Coefficients, Objective
+from sb3_ppg.errors import ArgumentError, warn
+from sb3_ppg.objectives import Coefficients, Objective, find_objective
 from sb3_ppg.optim.compiled import CompiledTraining
 from sb3_ppg.optim.micro_batches import fitting_micro_batch_size
 from sb3_ppg.policies import CnnPolicy, MixedPrecision, MlpPolicy, MultiInputPolicy, PhasicActorCriticPolicy
@@ -31,8 +35,9 @@ COUNTERS = ("num_timesteps", "_n_updates", "_n_rollouts", "_n_aux_phases")
 
 class PhasicInterface(OnPolicyAlgorithm):
     """
-    The members of an algorithm that checks of arguments, the collection of rollouts, the guards of a run, its files, the prior
-    and warm starts use. All other parts get what they use. ``PhasicAlgorithm`` completes it.
+    The constructor, and the members of an algorithm that checks of arguments, the collection of rollouts, the guards of a run,
+    its files, the prior and warm starts use. All other parts get what they use. ``PhasicAlgorithm`` completes it; ``PPG``
+    documents the arguments.
     """
 
     policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {
@@ -57,41 +62,16 @@ class PhasicInterface(OnPolicyAlgorithm):
     replay: RolloutReplay
     rollout_end: RolloutEnd | None = None  # what follows the latest rollout
     session: Any = None  # a `sb3_ppg.training.session.Session`, while `learn` runs
-    # Arguments, see `PPG`; SB3 has the first four as other types
+    # Arguments that SB3 has as other types
     gamma: Any
     gae_lambda: Any
     ent_coef: Any
     max_grad_norm: float | None  # type: ignore[assignment]
-    aux_learning_rate: Any
-    value_learning_rate: Any
-    batch_size: int
-    n_epochs: int
-    n_value_epochs: int | None
-    n_policy_iterations: int
-    n_aux_epochs: int
-    aux_batch_size: int | None
-    beta_clone: float
-    kl_coef: float
-    clip_range: Any  # a schedule, or None, once the model is complete
-    clip_range_vf: Any
-    normalize_advantage: bool
-    normalize_value_targets: bool | Literal["running"]
-    recompute_advantages: bool
-    replay_kwargs: dict[str, Any] | None
-    micro_batch_size: int | Literal["auto"] | None
-    compile_updates: bool | Literal["auto"]
-    mixed_precision: MixedPrecision | None
-    allow_nonfinite_observations: bool
-    ignore_terminations: bool | int
-    reward_weights: Any
-    prior: Any  # a `Prior` or one of its constants, or None, once the model is complete
-    prior_coef: Any
-    n_value_warmup: int
     # State
     reward_reader: RewardReader | None
     time_limits: TimeLimits
-    _n_aux_phases: int
-    _n_rollouts: int  # number of rollouts that have been learned from
+    _n_aux_phases: int = 0
+    _n_rollouts: int = 0  # number of rollouts that have been learned from
     memory: dict[str, th.Tensor]  # of the policy before the next step, (n_envs, ...) by name; empty without memory
     _last_obs: Any
     _last_episode_starts: Any
@@ -101,6 +81,129 @@ class PhasicInterface(OnPolicyAlgorithm):
     _missing_rollouts: tuple[int, int] | None = None
     _checkpoint: list[Any] | None = None  # the latest of PhasicCheckpointCallback: its run, and when it was written
     _fitting_micro_batch_size: tuple[int | None] | None = None  # None until it is known
+
+    @arguments_explained
+    def __init__(
+        self,
+        policy: str | type[PhasicActorCriticPolicy],
+        env: GymEnv | VectorEnv | str,
+        learning_rate: float | Schedule = 3e-4,
+        n_steps: int = 1024,
+        batch_size: int = 64,
+        n_epochs: int = 10,
+        gamma: float | list[float] = 0.99,
+        gae_lambda: float | list[float] = 0.95,
+        clip_range: float | Schedule | None = 0.3,
+        clip_range_vf: float | Schedule | None = None,
+        normalize_advantage: bool = True,
+        ent_coef: float | dict[str, Any] | Sequence[Any] = 0.0,
+        vf_coef: float = 0.5,
+        max_grad_norm: float | None = 0.5,
+        use_sde: bool = False,
+        sde_sample_freq: int = -1,
+        rollout_buffer_class: type[RolloutBuffer] | None = None,
+        rollout_buffer_kwargs: dict[str, Any] | None = None,
+        target_kl: float | None = None,
+        stats_window_size: int = 100,
+        tensorboard_log: str | None = None,
+        policy_kwargs: dict[str, Any] | None = None,
+        verbose: int = 0,
+        seed: int | None = None,
+        device: th.device | str = "auto",
+        _init_setup_model: bool = True,
+        *,
+        aux_learning_rate: float | Schedule | None = None,
+        value_learning_rate: float | Schedule | None = None,
+        n_value_epochs: int | None = None,
+        n_policy_iterations: int = 4,
+        n_aux_epochs: int = 6,
+        aux_batch_size: int | None = None,
+        beta_clone: float = 1.0,
+        kl_coef: float = 0.0,
+        normalize_value_targets: bool | Literal["running"] = True,
+        recompute_advantages: bool = False,
+        replay_kwargs: dict[str, Any] | None = None,
+        micro_batch_size: int | Literal["auto"] | None = "auto",
+        compile_updates: bool | Literal["auto"] = "auto",
+        mixed_precision: MixedPrecision | None = None,
+        objective: str | type[Objective] = "ppg",
+        objective_kwargs: dict[str, Any] | None = None,
+        aux_buffer_kwargs: dict[str, Any] | None = None,
+        allow_nonfinite_observations: bool = False,
+        ignore_terminations: bool | int = False,
+        reward_weights: list[float] | Literal["observation"] | None = None,
+        prior: Any = None,
+        prior_coef: float | Schedule | dict[str, Any] | Sequence[Any] = 0.2,
+        n_value_warmup: int = 0,
+    ):
+        _check_policy_class(policy, type(self))
+        check_value("seed", seed)
+        super().__init__(
+            policy,
+            env,  # type: ignore[arg-type]
+            learning_rate=learning_rate,
+            n_steps=n_steps,
+            gamma=gamma,  # type: ignore[arg-type]
+            gae_lambda=gae_lambda,  # type: ignore[arg-type]
+            ent_coef=ent_coef,  # type: ignore[arg-type]
+            vf_coef=vf_coef,
+            max_grad_norm=max_grad_norm,  # type: ignore[arg-type]
+            use_sde=use_sde,
+            sde_sample_freq=sde_sample_freq,
+            rollout_buffer_class=rollout_buffer_class,
+            rollout_buffer_kwargs=rollout_buffer_kwargs,
+            stats_window_size=stats_window_size,
+            tensorboard_log=tensorboard_log,
+            policy_kwargs=policy_kwargs,
+            verbose=verbose if rank() == 0 else 0,
+            device=device,
+            seed=seed,
+            _init_setup_model=False,
+            supported_action_spaces=self.action_spaces,
+        )
+        self.aux_learning_rate = aux_learning_rate
+        self.value_learning_rate = value_learning_rate
+        self.batch_size = batch_size
+        self.n_epochs = n_epochs
+        self.n_value_epochs = n_value_epochs
+        self.n_policy_iterations = n_policy_iterations
+        self.n_aux_epochs = n_aux_epochs
+        self.aux_batch_size = aux_batch_size
+        self.beta_clone = beta_clone
+        self.normalize_value_targets = normalize_value_targets
+        self.clip_range: Any = clip_range  # a schedule, or None, once the model is complete
+        self.clip_range_vf: Any = clip_range_vf
+        self.kl_coef = kl_coef
+        self.normalize_advantage = normalize_advantage
+        self.target_kl = target_kl
+        self.recompute_advantages = recompute_advantages
+        self.replay_kwargs = replay_kwargs
+        self.micro_batch_size = micro_batch_size
+        self.compile_updates = compile_updates
+        self.mixed_precision = mixed_precision
+        self.objective_class = find_objective(objective)
+        self.objective_kwargs = objective_kwargs
+        self.aux_buffer_kwargs = aux_buffer_kwargs
+        self.allow_nonfinite_observations = allow_nonfinite_observations
+        self.ignore_terminations = ignore_terminations
+        self.reward_weights = reward_weights
+        self.prior = prior  # a `Prior` or one of its constants, or None, once the model is complete
+        self.prior_coef: Any = prior_coef
+        self.n_value_warmup = n_value_warmup
+
+        warn_of_missing_gpu(device, self.device)
+        if self.env is not None:
+            self.check_arguments()
+            if rest := n_steps * self.n_envs % batch_size:  # as PPO warns
+                warn(
+                    f"You have specified a mini-batch size of {batch_size}, but because the rollout has `n_steps * n_envs = "
+                    f"{n_steps * self.n_envs}` samples, there will be a truncated mini-batch of size {rest}. We recommend a "
+                    "`batch_size` that is a factor of `n_steps * n_envs`."
+                )
+        if _init_setup_model:
+            self._setup_model()
+            if self.env is not None:  # a loaded model's batches are checked when it learns: it may only play
+                self.check_arguments()
 
     @property
     def n_aux_phases(self) -> int:
@@ -243,3 +346,15 @@ class PhasicInterface(OnPolicyAlgorithm):
     def compiled_training(self) -> CompiledTraining:
         """Functions that torch has compiled for this model."""
         return CompiledTraining()
+
+
+def _check_policy_class(policy: Any, algorithm: type[PhasicInterface]) -> None:
+    """Refuse a policy that is neither a known name nor a class for this algorithm."""
+    names, base = ", ".join(map(repr, algorithm.policy_aliases)), next(iter(algorithm.policy_aliases.values()))
+    is_class = isinstance(policy, type) and issubclass(policy, base)
+    is_for_it = is_class and policy.algorithm in [cls.__name__ for cls in algorithm.__mro__]
+    if not is_for_it and policy not in [*algorithm.policy_aliases]:
+        given = getattr(policy, "__name__", repr(policy))
+        remedy = f"use one of {names}, or derive your class from {base.__module__}.{base.__name__}"
+        lstm = "LSTM policies are for sb3_ppg.RecurrentPPG"
+        raise ArgumentError(f"`policy`={given} is not for {algorithm.__name__}: {remedy}. {lstm}")

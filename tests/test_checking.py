@@ -132,8 +132,6 @@ CASES = [
     ("time limit", "warning", with_(flags=lambda self: (self.t == 9,) * 2), with_(flags=lambda self: (True, False))),
     ("time limit", "warning", with_(flags=lambda self: (self.t == 9 or self.np_random.random() < 0.1, self.t == 9)), Ring),
     ("running statistics", "warning", lambda: NormalizeReward(Right()), lambda: VecNormalize(DummyVecEnv([Right]))),
-    ("reward scale", "advice", with_(reward=lambda self: 1e4), with_(reward=lambda self: 20.0)),
-    ("reward scale", "advice", with_(reward=lambda self: 1e-4), with_(reward=lambda self: 0.0)),
     ("warning filters", "warning", Filters, lambda: Filters(module="other")),
 ]
 

@@ -16,9 +16,8 @@ from stable_baselines3.common.buffers import RolloutBuffer
 
 from sb3_ppg.arguments import check_values
 from sb3_ppg.arrays import map_arrays
-from sb3_ppg.buffers.memory import available_memory
+from sb3_ppg.buffers.memory import available_memory, check_room
 from sb3_ppg.buffers.rollouts import Rollout, batches, n_bytes
-from sb3_ppg.distributed import n_local_processes
 from sb3_ppg.errors import ArgumentError
 
 
@@ -136,13 +135,6 @@ class AuxBuffer:
                 "aux_buffer_kwargs=dict(storage='mmap', path=...), also to load"
             ) from error
 
-    def available_bytes(self) -> int:
-        """Return the number of bytes that are available for more observations."""
-        if self.storage == "memory":
-            return available_memory()
-        self._new_file().close()
-        return shutil.disk_usage(self.path).free
-
     def check_room(self, rollout_buffer: RolloutBuffer, keys: Iterable[str], n_rollouts: int) -> None:
         """
         Refuse to begin if the memory, or the disk, cannot hold the arrays with these names of so many further rollouts.
@@ -151,17 +143,18 @@ class AuxBuffer:
         """
         step = Rollout.of(rollout_buffer, steps=slice(1))
         step_bytes = n_bytes(step.select({*keys} & {*step.arrays} - {*step.states}).arrays)  # states are kept once
-        needed = n_rollouts * rollout_buffer.buffer_size * step_bytes * n_local_processes()
-        available = self.available_bytes()
-        place, remedy = "memory", "keep them on a disk, aux_buffer_kwargs=dict(storage='mmap', path=folder)"
-        if self.storage == "mmap":
-            place, remedy = f"the disk of {self.path}", "use another disk, aux_buffer_kwargs=dict(path=...)"
-        if needed > available:
-            raise ArgumentError(
-                f"The observations of a phase take {needed:,} more bytes, but only {available:,} are available in {place}: "
-                f"reduce `n_policy_iterations`, `n_steps`={rollout_buffer.buffer_size} or the number of environments "
-                f"({rollout_buffer.n_envs}), or {remedy}"
-            )
+        needed = n_rollouts * rollout_buffer.buffer_size * step_bytes
+        remedy = (
+            f"reduce `n_policy_iterations`, `n_steps`={rollout_buffer.buffer_size} or the number of environments "
+            f"({rollout_buffer.n_envs}), or "
+        )
+        if self.storage == "memory":
+            remedy += "keep them on a disk, aux_buffer_kwargs=dict(storage='mmap', path=folder)"
+            check_room(needed, available_memory(), f"in memory: {remedy}")
+        else:
+            self._new_file().close()
+            remedy += "use another disk, aux_buffer_kwargs=dict(path=...)"
+            check_room(needed, shutil.disk_usage(self.path).free, f"on the disk of {self.path}: {remedy}")
 
     # ---- the auxiliary phase ----
 

@@ -7,6 +7,9 @@ from pathlib import Path
 
 import psutil
 
+from sb3_ppg.distributed import n_local_processes
+from sb3_ppg.errors import ArgumentError
+
 CGROUP_ROOT, OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 
@@ -18,6 +21,13 @@ def total_memory() -> int:
 def available_memory() -> int:
     """Return the memory that is available on this machine within this process's control groups, in bytes."""
     return max(0, min([psutil.virtual_memory().available, *(limit - used for limit, used in _cgroups())]))
+
+
+def check_room(needed: int, available: int, place: str) -> None:
+    """Raise an ``ArgumentError`` if the processes of this machine need more bytes, each ``needed``, than are available."""
+    needed *= n_local_processes()
+    if needed > available:
+        raise ArgumentError(f"The observations to keep take {needed:,} more bytes; only {available:,} are available {place}")
 
 
 def _cgroups() -> Iterator[tuple[int, int]]:

@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 
 from sb3_ppg.arguments import check_values
-from sb3_ppg.buffers.memory import available_memory
+from sb3_ppg.buffers.memory import available_memory, check_room
 from sb3_ppg.buffers.rollouts import Kind, Observations, Rollout, batches, n_bytes, own_batches
-from sb3_ppg.distributed import n_local_processes
 
 KINDS: tuple[Kind, ...] = ("policy", "value")
 
@@ -53,18 +52,11 @@ class RolloutReplay:
         """The number of rollouts that a resumed run needs: none, if each is used only in its own update."""
         return len(self.rollouts) if self.capacity > 1 else 0
 
-    def shortage(self, observations: Observations) -> str:
-        """Return how much memory further rollouts with such observations lack; empty if there is enough."""
-        if self.capacity == 1:
-            return ""
-        available = available_memory()
-        needed = (self.capacity - len(self.rollouts)) * n_bytes(observations) * n_local_processes()
-        if needed <= available:
-            return ""
-        return (
-            f"the observations of {self.capacity} rollouts take {needed:,} more bytes, but only {available:,} are available "
-            "in memory; use fewer, or smaller ones"
-        )
+    def check_room(self, observations: Observations) -> None:
+        """Raise an ``ArgumentError`` if the memory cannot hold further rollouts with such observations."""
+        needed = 0 if self.capacity == 1 else (self.capacity - len(self.rollouts)) * n_bytes(observations)
+        remedy = f"`replay_kwargs` keeps {self.capacity} rollouts; use fewer, or smaller ones"
+        check_room(needed, available_memory(), f"in memory: {remedy}")
 
     @contextmanager
     def learning_from(self, latest: Rollout) -> Iterator[None]:

@@ -151,10 +151,7 @@ def load_vec_normalize(
 
 
 def read_model(
-    folder: Path,
-    device: th.device | str = "cpu",
-    custom_objects: Mapping[str, Any] | None = None,
-    n_envs: int | None = None,
+    folder: Path, device: th.device | str = "cpu", custom_objects: Mapping[str, Any] | None = None, n_envs: int | None = None
 ) -> tuple[PPG, VecNormalize | None]:
     """
     Read a model as ``from_pretrained`` does, but for ``n_envs`` environments (None: as many as it had), and its normalization,

@@ -18,11 +18,7 @@ from stable_baselines3.common.utils import ConstantSchedule, FloatSchedule, Line
 from torch import nn
 
 from sb3_ppg.arguments import without_numpy
-from sb3_ppg.buffers.rollout_buffers import (
-    NormalizedRewardDictRolloutBuffer,
-    NormalizedRewardRolloutBuffer,
-    RewardNormalizer,
-)
+from sb3_ppg.buffers.rollout_buffers import NormalizedRewardDictRolloutBuffer, NormalizedRewardRolloutBuffer, RewardNormalizer
 from sb3_ppg.errors import ModelFormatError
 from sb3_ppg.family import ALGORITHMS
 from sb3_ppg.policies.extractors import ImpalaCNN, MinAtarCNN

@@ -167,11 +167,7 @@ class Objective(nn.Module):
         return self.evaluated_losses(policy, policy.evaluate_batch(batch, auxiliary=True), batch, coefficients)
 
     def surrogate(
-        self,
-        policy: PhasicActorCriticPolicy,
-        batch: Any,
-        distribution: Distribution,
-        coefficients: Coefficients,
+        self, policy: PhasicActorCriticPolicy, batch: Any, distribution: Distribution, coefficients: Coefficients
     ) -> Losses:
         """
         Return the loss of ``policy_gradient``, the entropy bonus and, with ``kl_coef``, the KL penalty; with a prior, also

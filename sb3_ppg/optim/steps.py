@@ -80,10 +80,7 @@ class FlatAdam:
     """
 
     def __init__(
-        self,
-        optimizer: th.optim.Optimizer,
-        reached: Sequence[Sequence[nn.Parameter]],
-        names: Mapping[nn.Parameter, str],
+        self, optimizer: th.optim.Optimizer, reached: Sequence[Sequence[nn.Parameter]], names: Mapping[nn.Parameter, str]
     ):
         self.groups: list[FlatGroup] = []
         self._originals: list[tuple[dict[str, Any], list[nn.Parameter], list[dict[str, th.Tensor]]]] = []

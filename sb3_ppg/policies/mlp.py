@@ -272,10 +272,7 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
         """
         n_components = self.n_reward_components
         head: Any = ValueHead if n_components is None else partial(VectorValueHead, n_components=n_components)
-        return {
-            "value_net": head(self.mlp_extractor.latent_dim_vf),
-            "aux_value_net": head(self.mlp_extractor.latent_dim_pi),
-        }
+        return {"value_net": head(self.mlp_extractor.latent_dim_vf), "aux_value_net": head(self.mlp_extractor.latent_dim_pi)}
 
     def _initialize_heads(self, heads: dict[str, nn.Module], value_net: nn.Linear) -> None:
         """Initialize heads like SB3's value head; the true value head gets that head's weights if they fit."""

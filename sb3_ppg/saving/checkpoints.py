@@ -16,12 +16,7 @@ from sb3_ppg.callbacks import PhasicCallback, called_by, every
 from sb3_ppg.distributed import broadcast, gather, n_processes, rank
 from sb3_ppg.errors import ArgumentError, warn
 from sb3_ppg.saving.files import atomic_writes, checkpoint_of, is_whole
-from sb3_ppg.saving.training_state import (
-    file_of_process,
-    files_of_processes,
-    first_non_finite,
-    write_training_state,
-)
+from sb3_ppg.saving.training_state import file_of_process, files_of_processes, first_non_finite, write_training_state
 
 SUFFIX = ".aux_buffer.npz"
 N_COMPLETE = 2  # number of the latest checkpoints that have their rollouts
@@ -64,12 +59,7 @@ class PhasicCheckpointCallback(PhasicCallback):
     """
 
     def __init__(
-        self,
-        save_freq: int,
-        save_path: str | Path,
-        name_prefix: str = "ppg_model",
-        keep: int | None = None,
-        verbose: int = 0,
+        self, save_freq: int, save_path: str | Path, name_prefix: str = "ppg_model", keep: int | None = None, verbose: int = 0
     ):
         super().__init__(verbose)
         check_value("keep", keep, optional(count(), "to keep all"))

@@ -10,13 +10,7 @@ from gymnasium import spaces
 from sb3_ppg.actions import by_leaf
 from sb3_ppg.arguments import FINITE, argument_value, arguments_of, check_each_argument, check_value, number, require
 from sb3_ppg.buffers.rollout_buffers import RewardNormalizer
-from sb3_ppg.buffers.rollouts import (
-    POLICY_KEYS,
-    RESERVED,
-    Rollout,
-    has_own_samples,
-    is_recomputable,
-)
+from sb3_ppg.buffers.rollouts import POLICY_KEYS, RESERVED, Rollout, has_own_samples, is_recomputable
 from sb3_ppg.environments.watched import normalizers, only_normalizer
 from sb3_ppg.errors import ArgumentError, warn
 from sb3_ppg.objectives import Objective, objective_name
@@ -26,18 +20,6 @@ from sb3_ppg.policies.extractors import looks_at_the_batch
 from sb3_ppg.policies.heads import lacks_for_units
 
 COMPOSED = (spaces.Tuple, spaces.Dict, spaces.Sequence, spaces.Graph, spaces.Text, spaces.OneOf)  # of other spaces or lengths
-
-
-def check_policy_class(policy: Any, algorithm: type[PhasicInterface]) -> None:
-    """Refuse a policy that is neither a known name nor a class for this algorithm."""
-    names, base = ", ".join(map(repr, algorithm.policy_aliases)), next(iter(algorithm.policy_aliases.values()))
-    is_class = isinstance(policy, type) and issubclass(policy, base)
-    is_for_it = is_class and policy.algorithm in [cls.__name__ for cls in algorithm.__mro__]
-    if not is_for_it and policy not in [*algorithm.policy_aliases]:
-        given = getattr(policy, "__name__", repr(policy))
-        remedy = f"use one of {names}, or derive your class from {base.__module__}.{base.__name__}"
-        lstm = "LSTM policies are for sb3_ppg.RecurrentPPG"
-        raise ArgumentError(f"`policy`={given} is not for {algorithm.__name__}: {remedy}. {lstm}")
 
 
 def check_environment(env: Any) -> None:
@@ -169,17 +151,6 @@ def check_extras(model: PhasicInterface, rollout: Rollout, extras: Iterable[str]
         raise ArgumentError(
             f"{name} has {', '.join(sorted(missing))} in `policy_keys` or `aux_keys`, and a rollout has only "
             f"{', '.join(sorted({*own, *extras}))}"
-        )
-
-
-def warn_of_unlikely_arguments(model: PhasicInterface) -> None:
-    """Warn of arguments that work, but are surely not meant."""
-    rollout_size = model.n_steps * model.n_envs
-    if rollout_size % model.batch_size > 0:
-        warn(
-            f"You have specified a mini-batch size of {model.batch_size}, but because the rollout has "
-            f"`n_steps * n_envs = {rollout_size}` samples, there will be a truncated mini-batch of size "
-            f"{rollout_size % model.batch_size}. We recommend a `batch_size` that is a factor of `n_steps * n_envs`."
         )
 
 

@@ -16,11 +16,7 @@ from sb3_ppg.policies import PhasicActorCriticPolicy
 
 @th.no_grad()
 def recompute_advantages(
-    rollout: Rollout,
-    policy: PhasicActorCriticPolicy,
-    gamma: Any,
-    gae_lambda: Any,
-    batch_size: int,
+    rollout: Rollout, policy: PhasicActorCriticPolicy, gamma: Any, gae_lambda: Any, batch_size: int
 ) -> None:
     """
     Recompute a rollout's advantages and value targets with the current value function. The values that were predicted when

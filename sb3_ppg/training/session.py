@@ -12,7 +12,6 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.type_aliases import MaybeCallback
 from stable_baselines3.common.vec_env import VecEnvWrapper
 
-from sb3_ppg.arguments import require
 from sb3_ppg.distributed import check_group, gather, leave_group, n_processes, rank
 from sb3_ppg.environments.watched import all_statistics, innermost, results_explained, workers_watched
 from sb3_ppg.errors import (
@@ -149,8 +148,7 @@ def _prepare(model: PhasicInterface, total_timesteps: float, reset_num_timesteps
     if model.n_aux_epochs > 0:
         n_missing = (model.aux_buffer.capacity or model.n_policy_iterations) - len(model.aux_buffer)
         model.aux_buffer.check_room(model.rollout_buffer, model.aux_keys, n_missing)
-    shortage = model.replay.shortage(model.rollout_buffer.observations)
-    require(model, not shortage, "replay_kwargs", shortage)
+    model.replay.check_room(model.rollout_buffer.observations)
     warn_of_missing_rollouts(model)
     model._missing_rollouts = None
     _report_phases(model, total_timesteps, 0 if reset_num_timesteps else model.num_timesteps)

@@ -142,10 +142,7 @@ def latest_model() -> Iterator[None]:
             models = map(str, Path(folder, algo).glob("*/*.zip"))
             raise ArgumentError(f"{error}{nearest(str(error).split('path: ')[-1], models)}") from error
 
-    with (
-        patch.object(rl_zoo3.utils, "get_latest_run_id", get_latest_run_id),
-        _patched_in_the_zoo("get_model_path", explained),
-    ):
+    with patch.object(rl_zoo3.utils, "get_latest_run_id", get_latest_run_id), _patched_in_the_zoo("get_model_path", explained):
         yield
 
 

@@ -10,7 +10,7 @@ from gymnasium import spaces
 from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
 
 from sb3_ppg.buffers.aux_buffer import AuxBuffer
-from sb3_ppg.buffers.memory import total_memory
+from sb3_ppg.buffers.memory import available_memory, total_memory
 from sb3_ppg.buffers.rollouts import Rollout, n_bytes
 
 N_STEPS, N_ENVS = 5, 3
@@ -141,7 +141,7 @@ def room(root: Path, own: str, monkeypatch) -> int:
     (root / "self").write_text(own)
     monkeypatch.setattr("sb3_ppg.buffers.memory.CGROUP_ROOT", root)
     monkeypatch.setattr("sb3_ppg.buffers.memory.OWN_CGROUPS", root / "self")
-    return AuxBuffer().available_bytes()
+    return available_memory()
 
 
 def test_memory_is_that_of_the_container(tmp_path, monkeypatch):
