@@ -70,8 +70,6 @@ class PhasicInterface(OnPolicyAlgorithm):
     # State
     reward_reader: RewardReader | None
     time_limits: TimeLimits
-    _n_aux_phases: int = 0
-    _n_rollouts: int = 0  # number of rollouts that have been learned from
     memory: dict[str, th.Tensor]  # of the policy before the next step, (n_envs, ...) by name; empty without memory
     _last_obs: Any
     _last_episode_starts: Any
@@ -190,6 +188,8 @@ class PhasicInterface(OnPolicyAlgorithm):
         self.prior = prior  # a `Prior` or one of its constants, or None, once the model is complete
         self.prior_coef: Any = prior_coef
         self.n_value_warmup = n_value_warmup
+        self._n_aux_phases = 0
+        self._n_rollouts = 0  # number of rollouts that have been learned from
 
         warn_of_missing_gpu(device, self.device)
         if self.env is not None:

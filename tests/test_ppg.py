@@ -336,8 +336,10 @@ def test_a_phase_that_the_machine_cannot_hold_is_refused(monkeypatch, tmp_path, 
     room = SimpleNamespace(available=needed - 1, free=needed - 1)
     monkeypatch.setattr("psutil.virtual_memory", lambda: room)
     monkeypatch.setattr("shutil.disk_usage", lambda path: room)
-    place, remedy = ("memory", "storage='mmap'") if storage == "memory" else (f"the disk of {tmp_path}/new", "another disk")
-    with pytest.raises(ArgumentError, match=rf"{needed:,} more.*{needed - 1:,} .* in {place}.*`n_steps`=16.*{remedy}"):
+    place, remedy = (
+        ("in memory", "storage='mmap'") if storage == "memory" else (f"on the disk of {tmp_path}/new", "another disk")
+    )
+    with pytest.raises(ArgumentError, match=rf"{needed:,} more.*{needed - 1:,} are available {place}.*`n_steps`=16.*{remedy}"):
         model.learn(16)
     assert model.num_timesteps == 0
     room.available = room.free = needed
