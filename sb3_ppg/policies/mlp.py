@@ -515,9 +515,9 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
         :param episode_starts: whether they begin an episode, (n_envs,)
         :param inputs: the policy's memory, and other arrays of ``input_keys``. One that is not there is None in the batch
         """
-        inputs = {"episode_starts": episode_starts.astype(np.float32), **inputs} if self.input_keys else {}
-        as_tensor = partial(th.as_tensor, device=self.device)
-        fields = {key: None if inputs.get(key) is None else as_tensor(inputs[key]) for key in self.input_keys}
+        inputs = {"episode_starts": episode_starts.astype(np.float32), **inputs}
+        found = [(key, inputs.get(key)) for key in self.input_keys]
+        fields = {key: None if array is None else th.as_tensor(array, device=self.device) for key, array in found}
         return SimpleNamespace(observations=observations, **fields)
 
     def act(self, batch: Any) -> tuple[th.Tensor, th.Tensor, th.Tensor, dict[str, th.Tensor]]:
