@@ -48,7 +48,7 @@ def report(experiment: Experiment) -> Report:
         line = ["" if cell == "nan" else cell for cell in line]
         for name in COMPILING:
             seconds = own[own["contestant"] == name].sort_values("seed")["compiling"]
-            line.append(", ".join(f"{some.median():.1f}" for some in (seconds.head(1), seconds.iloc[1:]) if len(some)))
+            line.append(", ".join(f"{part.median():.1f}" for part in (seconds.head(1), seconds.iloc[1:]) if len(part)))
         lines.append(line)
     head = ["processor", "threads", "task", *COLORS, "compiled / PPG", f"compiled / {SBX}"]
     figure = Figure(figsize=(5 * len(CURVES), 4), dpi=120, layout="constrained")

@@ -35,7 +35,7 @@ TOO_LONG = 180  # seconds, for pip and for the rest
 
 def wanted() -> list[dict[str, str]]:
     """Return all packages."""
-    return [dict(package=name, pip=one["pip"], make=one["make"]) for name, one in PACKAGES.items()]
+    return [dict(package=name, pip=package["pip"], make=package["make"]) for name, package in PACKAGES.items()]
 
 
 def train(run: dict[str, str], folder: Path) -> tuple[dict[str, str], None]:
@@ -115,10 +115,10 @@ def _short(space: spaces.Space) -> str:
 def report(experiment: Experiment) -> Report:
     """Return the table."""
     rows, lines = experiment.rows().fillna("").set_index("package"), []
-    for name, one in PACKAGES.items():
+    for name, package in PACKAGES.items():
         if name in rows.index:
             row = rows.loc[name]
-            texts = [f"{name}: {one['what']}", f"`{row['pip']}`", f"`{row['make']}`", *row[list(SEEN)]]
+            texts = [f"{name}: {package['what']}", f"`{row['pip']}`", f"`{row['make']}`", *row[list(SEEN)]]
             lines.append([str(text).replace("|", "/").replace("\n", " ") for text in texts])
     n_good = sum(line[-1].startswith("trains") for line in lines)
     text = page(

@@ -51,7 +51,7 @@ def report(experiment: Experiment) -> Report:
             of_seeds = of_task[of_task["contestant"] == contestant]
             if own.empty:
                 continue
-            marks = pd.DataFrame([milestones(one, goal, n_timesteps) for _, one in of_seeds.groupby("seed")])
+            marks = pd.DataFrame([milestones(run, goal, n_timesteps) for _, run in of_seeds.groupby("seed")])
             columns = {"before": own["before"], **marks, "after": own["mean"]}
             values = interquartile_means({key: column.to_numpy()[:, None] for key, column in columns.items()})
             cells = [format(values[key], digits) for key, digits in FORMATS.items()]

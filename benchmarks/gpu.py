@@ -69,7 +69,7 @@ def difference(device: th.device, policy: str, options: dict[str, Any]) -> float
         reference.save_aux_buffer(f"{folder}/rollouts.npz")
         model = cls.load(f"{folder}/model", make_vec_env(env, 4, seed=0), device=device, **options)
         model.load_aux_buffer(f"{folder}/rollouts.npz")
-    expected, found = (rollouts.train(one, 1.5) for one in (reference, model))
+    expected, found = (rollouts.train(each, 1.5) for each in (reference, model))
     return float((np.abs(found - expected) / (np.abs(expected) + 0.1)).max())
 
 

@@ -138,7 +138,7 @@ class Experiment:
     def missing(self, runs: Iterable[Any]) -> list[Any]:
         """Return the runs without a row, each once."""
         known = set(self._keys(self.rows(present=False)))
-        return [run for key, run in {self._key(one): one for one in runs}.items() if key not in known]
+        return [run for key, run in {self._key(run): run for run in runs}.items() if key not in known]
 
     def add(self, run: Any, row: Mapping[str, Any], curve: pd.DataFrame | None = None) -> None:
         """Write the row and the curve of a run."""

@@ -138,9 +138,9 @@ def comparison(task: str, rows: pd.DataFrame, curves: pd.DataFrame) -> Compariso
 
 def better(found: Iterable[Comparison], other: str, view: str) -> Estimate:
     """Return the probability that a training of PPG has a higher return than one of another contestant, mean over tasks."""
-    returns = [one.returns(view) for one in found]
-    n_seeds = min(len(own) for one in returns for own in one.values())
-    ours, theirs = (np.hstack([one[name][:n_seeds] for one in returns]) for name in ("PPG", other))
+    returns = [comparison.returns(view) for comparison in found]
+    n_seeds = min(len(own) for by_contestant in returns for own in by_contestant.values())
+    ours, theirs = (np.hstack([by_contestant[name][:n_seeds] for by_contestant in returns]) for name in ("PPG", other))
     return improvements({"PPG": ours}, theirs)["PPG"]
 
 
@@ -149,16 +149,16 @@ def report(experiment: Experiment) -> Report:
     rows, curves, lines = experiment.rows(), experiment.curves(), []
     n_begun = rows.groupby("task")["contestant"].nunique()
     found = {task: comparison(task, rows, curves) for task in TASKS if n_begun.get(task) == len(CONTESTANTS)}
-    for task, one in found.items():
-        means = {view: interquartile_means(one.returns(view)) for view in VIEWS}
+    for task, comparison in found.items():
+        means = {view: interquartile_means(comparison.returns(view)) for view in VIEWS}
         for contestant in CONTESTANTS:
-            own = one.curves_of(contestant)
+            own = comparison.curves_of(contestant)
             n_steps, speed = own[0]["steps"].iloc[-1], 1e6 / SPEED.loc[(task, contestant), "seconds"]
             cells = [f"{n_steps:,}", f"{speed:,.0f}", len(own)]
             for view in VIEWS:
                 cells.append(f"{means[view][contestant]:.2f}")
-                cells.append("" if contestant == "PPG" else str(better([one], contestant, view)))
-            lines.append([f"{TASKS[task].package}: {one.title}", contestant, *cells])
+                cells.append("" if contestant == "PPG" else str(better([comparison], contestant, view)))
+            lines.append([f"{TASKS[task].package}: {comparison.title}", contestant, *cells])
     for contestant in CONTESTANTS[1:]:
         pooled = [cell for view in VIEWS for cell in ("", better(found.values(), contestant, view))]
         lines.append([f"All {len(found)}", contestant, "", "", "", *pooled])

@@ -18,8 +18,8 @@ from sb3_ppg.comparison.report import draw_seeds, finish
 
 
 def draw_suite(axes: Axes, found: list[Comparison], env_id: str, title: str) -> None:
-    task = next(one for one in TASKS if one.env_id == env_id)
-    comparison = max((one for one in found if task in one.tasks), key=lambda one: one.n_timesteps)
+    task = next(task for task in TASKS if task.env_id == env_id)
+    comparison = max((each for each in found if task in each.tasks), key=lambda each: each.n_timesteps)
     for name, color in COLORS.items():
         draw_seeds(axes, comparison.curves_of(name, task), name, color)
     finish(axes, title, "environment steps", legend="upper left")

@@ -64,7 +64,7 @@ def comparison(is_compiled: bool = False) -> Comparison:
     :param is_compiled: whether PPG has the speed of compiled updates
     """
     tables = (SECONDS.rows(), SECONDS.curves())
-    rows, curves = (one.assign(task=one["game"], contestant=one["algorithm"].str.upper()) for one in tables)
+    rows, curves = (table.assign(task=table["game"], contestant=table["algorithm"].str.upper()) for table in tables)
     full = rows.rename(columns={"return": "train_return"}).assign(test_episodes=None)
     speed = pd.read_csv(RESULTS / IN_TURNS)
     if is_compiled:

@@ -230,7 +230,7 @@ class GoldenTraining:
             names["vf"] = ("value_loss", model.vf_coef)
         self.check_steps(kind, phase, names)
         losses = [step.losses for step in self.steps_of(kind)]
-        self.check([one["loss"] - model.vf_coef * one.get("value_loss", 0.0) for one in losses], f"{phase}/pi")
+        self.check([loss["loss"] - model.vf_coef * loss.get("value_loss", 0.0) for loss in losses], f"{phase}/pi")
         log_ratios = np.stack([step.log_ratio for step in self.steps_of(kind)])
         self.check((log_ratios**2).mean(axis=1) / 2, f"{phase}/approxkl")
         if f"{phase}/clipfrac" in self.golden:

@@ -117,7 +117,7 @@ class MaskedEnv(RandomEnv):
 
     def step(self, action):
         masks = np.split(self.action_masks(), np.cumsum(self.sizes)[:-1])
-        assert all(mask[int(one)] for mask, one in zip(masks, np.atleast_1d(action), strict=True)), "an invalid action"
+        assert all(mask[int(each)] for mask, each in zip(masks, np.atleast_1d(action), strict=True)), "an invalid action"
         return super().step(action)
 
 

@@ -151,8 +151,8 @@ def test_callbacks_may_copy_the_model(copied):
         _on_rollout_start = _on_rollout_end = _on_step
 
     make(n_steps=4, batch_size=4).learn(4, callback=Snapshot())
-    assert [one.num_timesteps for one in copies] == [0, 1, 2, 3, 4, 4]
-    assert all(one.learn(8).num_timesteps == 8 for one in (copies[0], copies[2], copies[-1]))
+    assert [model.num_timesteps for model in copies] == [0, 1, 2, 3, 4, 4]
+    assert all(each.learn(8).num_timesteps == 8 for each in (copies[0], copies[2], copies[-1]))
 
 
 def test_a_model_file_does_not_hold_the_rollouts(tmp_path):
@@ -218,7 +218,9 @@ class NeedsMore(th.optim.SGD):
 
 
 def decaying(parameters, lr: float) -> th.optim.AdamW:
-    biases, weights = ([one for one in parameters if (one.dim() > 1) == is_weight] for is_weight in (False, True))
+    biases, weights = (
+        [parameter for parameter in parameters if (parameter.dim() > 1) == is_weight] for is_weight in (False, True)
+    )
     return th.optim.AdamW([dict(params=biases), dict(params=weights, weight_decay=0.1)], lr, betas=(0.8, 0.9))
 
 
@@ -244,7 +246,7 @@ def test_an_optimizer_that_a_policy_makes_is_that_of_all_epochs(make_optimizer, 
     given = [(model.policy.optimizer, of_policy + of_objective), (model.value_optimizer, of_policy)]
     given += [(model.aux_optimizer, of_policy + of_objective)]
     for optimizer, parameters in given:
-        assert sorted(id(one) for group in optimizer.param_groups for one in group["params"]) == sorted(parameters)
+        assert sorted(id(each) for group in optimizer.param_groups for each in group["params"]) == sorted(parameters)
         assert type(optimizer) is type(expected) and len(optimizer.param_groups) == len(expected.param_groups)
         for group, like in zip(optimizer.param_groups, expected.param_groups, strict=True):
             assert all(group[name] == value for name, value in like.items() if name not in ("params", "lr"))
@@ -423,4 +425,4 @@ def test_rollouts_of_another_size_are_dropped(resizes_the_buffer):
         model.rollout_buffer.buffer_size = 16
     with pytest.warns(UserWarning, match="The phase starts over, without .* of a phase"):
         model.learn(64, reset_num_timesteps=False)
-    assert model.n_aux_phases == 1 and [one.shape[1] for one in model.replay.rollouts] == [16, 16]
+    assert model.n_aux_phases == 1 and [rollout.shape[1] for rollout in model.replay.rollouts] == [16, 16]

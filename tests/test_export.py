@@ -101,7 +101,7 @@ def assert_acts_as(model: PPG, program: Callable[..., list[np.ndarray]]) -> None
             for index, action in enumerate(expected):
                 ours = structure(model.action_space, iter([array[index] for array in actions]))
                 assert model.action_space.contains(ours)
-                flat = (spaces.flatten(model.action_space, one) for one in (ours, action))
+                flat = (spaces.flatten(model.action_space, each) for each in (ours, action))
                 np.testing.assert_allclose(*flat, rtol=1e-5, atol=1e-5)
 
 
@@ -116,7 +116,7 @@ def test_an_exported_policy_acts_as_the_model(name):
     names = policy.input_names
     if name == "nested":
         assert policy.output_names[:2] == ["action.kind", "action.how.0"] and len(policy.output_names) == 6
-    assert_acts_as(model, lambda **inputs: as_arrays(policy(*(th.as_tensor(inputs[one]) for one in names))))
+    assert_acts_as(model, lambda **inputs: as_arrays(policy(*(th.as_tensor(inputs[each]) for each in names))))
 
 
 @pytest.mark.slow
@@ -127,11 +127,11 @@ def test_files_act_as_the_model(name, tmp_path):
     model = trained(name)
     policy = export.DeterministicPolicy(model)
     program = th.jit.trace(policy, policy.example_inputs())
-    assert_acts_as(model, lambda **inputs: as_arrays(program(*(th.as_tensor(inputs[one]) for one in policy.input_names))))
+    assert_acts_as(model, lambda **inputs: as_arrays(program(*(th.as_tensor(inputs[each]) for each in policy.input_names))))
     export.to_onnx(model, tmp_path / "policy.onnx")
     session = onnxruntime.InferenceSession(tmp_path / "policy.onnx")
-    assert [one.name for one in session.get_inputs()] == policy.input_names
-    assert [one.name for one in session.get_outputs()] == policy.output_names
+    assert [node.name for node in session.get_inputs()] == policy.input_names
+    assert [node.name for node in session.get_outputs()] == policy.output_names
     assert_acts_as(model, lambda **inputs: session.run(None, inputs))
 
 
@@ -142,9 +142,9 @@ def test_an_exported_policy_is_a_copy():
     inputs = policy.example_inputs()
     before = policy(*inputs)
     assert model.policy.mixed_precision == "bf16" and model.policy.optimizer is not None
-    for one in (model, other):
+    for each in (model, other):
         set_random_seed(0)
-        one.learn(32)
+        each.learn(32)
     np.testing.assert_array_equal(model.policy.parameters_to_vector(), other.policy.parameters_to_vector())
     assert before.shape == (2,) and th.equal(policy(*inputs), before)
 

@@ -59,13 +59,13 @@ def test_the_wheel_imports_without_extras_and_has_the_hyperparameters_and_links_
     ],
 )
 def test_arguments_have_the_defaults_of_the_counterpart(counterpart, algorithm, differing):
-    theirs = {name: one.default for name, one in signature(counterpart).parameters.items()}
-    ours = {name: one.default for cls in (PPG, algorithm) for name, one in signature(cls).parameters.items()}
+    theirs = {name: value.default for name, value in signature(counterpart).parameters.items()}
+    ours = {name: value.default for cls in (PPG, algorithm) for name, value in signature(cls).parameters.items()}
     assert {name: ours[name] for name in theirs} == theirs | differing
     own = [*signature(PPG).parameters.values()]  # PPO's first, in its order
     n_positions = len(signature(PPO).parameters)
-    assert [one.name for one in own[:n_positions]] == [*signature(PPO).parameters]
-    assert all(one.kind is one.KEYWORD_ONLY for one in own[n_positions:])
+    assert [each.name for each in own[:n_positions]] == [*signature(PPO).parameters]
+    assert all(each.kind is each.KEYWORD_ONLY for each in own[n_positions:])
 
 
 def test_pages_install_the_package_from_where_messages_do():
@@ -73,7 +73,7 @@ def test_pages_install_the_package_from_where_messages_do():
     paths = [path for place in places for path in (ROOT / place, *(ROOT / place).rglob("*.*")) if path.is_file()]
     pages = [path.read_text().replace('\\"', '"') for path in paths if path.suffix in (".md", ".yml", ".py", ".ipynb")]
     written = [extras for page in pages for extras in re.findall(r'pip install "?sb3-ppg[^\n]*', page)]
-    assert written and all(requirement(one.split("[")[1].split("]")[0]) in one for one in written), written
+    assert written and all(requirement(line.split("[")[1].split("]")[0]) in line for line in written), written
 
 
 def test_the_page_on_versions_has_every_lower_bound():

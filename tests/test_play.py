@@ -35,7 +35,7 @@ class Choice(RandomEnv):
         return np.array([True, True, True, False])
 
 
-ALGORITHMS = {one.__name__: one for one in (PPG, RecurrentPPG, MaskablePPG, PPO, RecurrentPPO, MaskablePPO)}
+ALGORITHMS = {each.__name__: each for each in (PPG, RecurrentPPG, MaskablePPG, PPO, RecurrentPPO, MaskablePPO)}
 
 
 def chooser(name: str, **kwargs):
@@ -97,9 +97,9 @@ def test_actions_have_the_form_of_those_without_epsilon(actions):
         for _ in range(2):
             set_random_seed(7)
             found += [model.predict(observation, deterministic=True, epsilon=0.5)[0] for _ in range(10)]
-        assert all(type(one) is type(plain) and one.shape == plain.shape and one.dtype == plain.dtype for one in found)
+        assert all(type(each) is type(plain) and each.shape == plain.shape and each.dtype == plain.dtype for each in found)
         np.testing.assert_array_equal(found[:10], found[10:])
-        assert any((one != found[0]).any() for one in found)
+        assert any((each != found[0]).any() for each in found)
 
 
 def test_memory_goes_on_as_without_epsilon():
@@ -127,12 +127,12 @@ def test_log_odds_are_divided_by_the_temperature(kind):
         model.policy.action_net.weight.mul_(100)  # SB3 begins with nearly equal probabilities
         distribution = model.policy.get_distribution(th.rand(64, 3))
         actions = [distribution.sample(), distribution.sample().flip(0)]
-        before = [distribution.log_prob(one) for one in actions]
+        before = [distribution.log_prob(action) for action in actions]
         for temperature in (0.5, 3.0):
             tempered = model.policy.actions.tempered(distribution, temperature)
-            first, second = (tempered.log_prob(one) for one in actions)
+            first, second = (tempered.log_prob(action) for action in actions)
             th.testing.assert_close(first - second, (before[0] - before[1]) / temperature, rtol=1e-4, atol=1e-4)
-            assert all(th.equal(distribution.log_prob(one), was) for one, was in zip(actions, before, strict=True))
+            assert all(th.equal(distribution.log_prob(action), was) for action, was in zip(actions, before, strict=True))
             assert th.equal(tempered.mode(), distribution.mode())
 
 

@@ -88,7 +88,7 @@ def test_the_auxiliary_phase_follows_every_n_pi_iterations():
 
     model.learn(16 * 2, callback=Record())
     assert model.n_aux_phases == 0 and len(model.aux_buffer) == 2
-    kept = set(np.concatenate([one.arrays["targets"] for one in model.aux_buffer.rollouts]).ravel().tolist())
+    kept = set(np.concatenate([rollout.arrays["targets"] for rollout in model.aux_buffer.rollouts]).ravel().tolist())
     calls = calls_of(model.objective, "auxiliary_losses")
     model.learn(16 * 5, callback=Record(), reset_num_timesteps=False)
     assert stored == [0, 1, 2, 0, 1, 2, 0]
@@ -116,7 +116,8 @@ def test_each_of_the_epochs_has_a_schedule_over_the_whole_budget():
     schedules = {name: LinearSchedule(start, 0.0, 1.0) for name, start in names.items()}
     model = make(n_value_epochs=2, clip_range=lambda progress: progress, **schedules)
     optimizers = model.policy.optimizer, model.value_optimizer, model.aux_optimizer
-    assert {one.param_groups[0]["eps"] for one in optimizers} == {1e-5}  # 1e-8 would let rounding noise move the policy
+    # 1e-8 would let rounding noise move the policy
+    assert {optimizer.param_groups[0]["eps"] for optimizer in optimizers} == {1e-5}
     policy, value, aux = map(rates_of, optimizers)
     logged = learn_and_log(model, 16 * 6)
     progress = 1 - np.arange(1, 7) / 6
@@ -249,7 +250,7 @@ def test_no_copy_of_the_stored_images_is_made_in_float32():
     kwargs = dict(net_arch=[1], features_extractor_kwargs=dict(features_dim=1))
     model = make(env, "CnnPolicy", n_policy_iterations=8, aux_batch_size=16, n_aux_epochs=1, policy_kwargs=kwargs)
     fill_phase(model)
-    stored = sum(one.arrays["observations"].nbytes for one in model.aux_buffer.rollouts)
+    stored = sum(rollout.arrays["observations"].nbytes for rollout in model.aux_buffer.rollouts)
     assert stored == 8 * 16 * 4 * 3 * 64 * 64
     tracemalloc.start()  # NumPy's memory; a minibatch is gathered there
     model.auxiliary_phase()
@@ -453,7 +454,7 @@ def test_ordinary_arguments_and_budgets_do_not_warn(recwarn, capsys):
         (dict(device="auto"), 144),
     ):
         make(**kwargs).learn(budget)
-    assert not [str(one.message) for one in recwarn] and not capsys.readouterr().err
+    assert not [str(warning.message) for warning in recwarn] and not capsys.readouterr().err
 
 
 SINGLE_SAMPLES = [(8, None, [8] * 24), (2, None, [4] * 48), (8, 24, [24] * 8), (8, 16, [16] * 12)]

@@ -53,7 +53,7 @@ def test_it_is_the_exact_expectation_of_the_prior_as_in_vpt_by_a_weight_with_a_s
     logged = learn_and_log(model, ROLLOUT)
     with th.no_grad():
         observations = th.as_tensor(model.rollout_buffer.observations).flatten(0, 1)
-        theirs, ours = (one.get_distribution(observations).distribution for one in (agent.policy, start))
+        theirs, ours = (each.get_distribution(observations).distribution for each in (agent.policy, start))
     pairs = [*zip(theirs, ours, strict=True)] if isinstance(theirs, list) else [(theirs, ours)]
     kl, reverse = (
         sum(th.distributions.kl_divergence(*pair[::step]).reshape(ROLLOUT, -1).sum(dim=1).mean().item() for pair in pairs)
@@ -122,7 +122,7 @@ def test_the_agent_may_be_of_another_algorithm(name):
     before = weights(agent)
     model = PPG("MlpPolicy", random_envs(), **SMALL, prior=agent).learn(2 * ROLLOUT)
     assert not changed(before, agent) and not changed(before, model.prior.policy.state_dict())
-    assert not any(one.requires_grad or one.grad is not None for one in model.prior.policy.parameters())
+    assert not any(parameter.requires_grad or parameter.grad is not None for parameter in model.prior.policy.parameters())
     assert learn_and_log(model, ROLLOUT)["train/prior_kl"] > 0
 
 
@@ -241,10 +241,10 @@ def test_a_shared_model_asks_for_its_prior(tmp_path):
     with pytest.raises(ArgumentError, match="trained near a prior, which its files do not hold"):
         loaded.learn(ROLLOUT)
     loaded.set_prior(another())
-    for one in (model, loaded):
-        one.set_env(random_envs())
-        one.set_random_seed(0)
-        one.learn(ROLLOUT)
+    for each in (model, loaded):
+        each.set_env(random_envs())
+        each.set_random_seed(0)
+        each.learn(ROLLOUT)
     assert not changed(model, loaded)
 
 

@@ -162,7 +162,7 @@ class Memories(PhasicCallback):
     """Looks at stored states and the present network's at the beginning of an auxiliary phase, and at the end."""
 
     def on_aux_phase_start(self) -> None:
-        self.stored = [one.arrays["lstm_states"][:, 0].copy() for one in self.model.aux_buffer.rollouts]
+        self.stored = [rollout.arrays["lstm_states"][:, 0].copy() for rollout in self.model.aux_buffer.rollouts]
         self.collected, self.present = self.model.memory["lstm_states"].numpy(), states_by_the_present_network(self.model)
 
     def on_aux_phase_end(self) -> None:
@@ -291,5 +291,5 @@ def test_only_the_first_states_of_a_sequence_are_kept(tmp_path):
         states = model.aux_buffer.rollouts[0].arrays["lstm_states"]
         assert states.shape == (2, 1, 4, 1, 6)
         assert states.base is None or states.base.nbytes == states.nbytes
-        arrays = [one.rollouts[0].arrays["observations"] for one in (model.aux_buffer, model.replay)]
+        arrays = [each.rollouts[0].arrays["observations"] for each in (model.aux_buffer, model.replay)]
         assert np.shares_memory(*arrays) == (not storage)

@@ -144,7 +144,7 @@ def test_rewards_are_normalised_by_component():
     generator, starts = np.random.default_rng(0), np.array([[1, 1], [0, 0], [0, 1]])
     for _ in range(2):
         rewards = generator.normal(size=(3, 2, 2)) * [1, 1000]
-        expected = np.stack([one.normalize(rewards[..., k], starts) for k, one in enumerate(single)], axis=-1)
+        expected = np.stack([normalizer.normalize(rewards[..., k], starts) for k, normalizer in enumerate(single)], axis=-1)
         np.testing.assert_array_equal(normalizer.normalize(rewards, starts), expected)
     assert normalizer.return_rms.var[1] > 1e4 * normalizer.return_rms.var[0]
 
@@ -259,8 +259,8 @@ def test_returns_of_components_begin_again_with_the_episodes():
 def test_a_single_environment_is_wrapped(make, tmp_path):
     model = PPG("MlpPolicy", make(), reward_weights=[1.0, 2.0], **SMALL)
     model.save(tmp_path / "model")
-    for one in (model, PPG.load(tmp_path / "model", env=make())):
-        assert one.env.get_attr("weights")[0].tolist() == [1, 2]
+    for each in (model, PPG.load(tmp_path / "model", env=make())):
+        assert each.env.get_attr("weights")[0].tolist() == [1, 2]
     model.set_env(make())
     assert model.env.get_attr("weights")[0].tolist() == [1, 2]
     assert np.isfinite(evaluate_policy(model.learn(16), model.env, 2, warn=False)[0])

@@ -26,8 +26,8 @@ def lower_bounds() -> dict[str, str]:
     """Return the lowest versions that pyproject.toml declares, by package: the dependencies, then those of ``EXTRAS``."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = (project["optional-dependencies"][extra] for extra in ("hub", *EXTRAS))
-    found = (re.match(r"([\w-]+)>=([\d.]+)", one) for one in sum(extras, project["dependencies"]))
-    return {one[1]: one[2] for one in found if one}
+    found = (re.match(r"([\w-]+)>=([\d.]+)", each) for each in sum(extras, project["dependencies"]))
+    return {each[1]: each[2] for each in found if each}
 
 
 def try_out(python: str, extras: tuple[str, ...], constraints: dict[str, str]) -> list[str]:

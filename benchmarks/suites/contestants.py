@@ -149,7 +149,7 @@ def entry(algorithm: str, env_id: str) -> Settings:
     own = Path(__file__).parent / f"{name}.yml"
     entries = entries_of(hyperparameter_file(name)) if name.startswith("ppg") else {}
     entries = entries | (entries_of(own) if own.exists() else {})
-    family = next((one for one, is_member in FAMILIES.items() if is_member(env_id)), env_id)
+    family = next((family for family, is_member in FAMILIES.items() if is_member(env_id)), env_id)
     return entries[env_id if env_id in entries else family]
 
 
@@ -202,7 +202,9 @@ class Training(NamedTuple):
         text = settings.get("policy_kwargs", "dict()")
         if networks := _differing(networks, evaluated(text)):
             # As RL Zoo's files do
-            values = (f"{key!r}: {one.__name__ if isinstance(one, type) else repr(one)}" for key, one in networks.items())
+            values = (
+                f"{key!r}: {value.__name__ if isinstance(value, type) else repr(value)}" for key, value in networks.items()
+            )
             changes["policy_kwargs"] = f"{{**{text}, **{{{', '.join(values)}}}}}"
         return settings | _differing(changes, defaults_of(ALGOS[self.algorithm]) | settings)
 

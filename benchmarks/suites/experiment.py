@@ -164,9 +164,9 @@ class Comparison(NamedTuple):
             if len(mean) > 0:
                 draw_seeds(axes[0], mean, name, COLORS[name])
                 draw_seeds(axes[1], mean.set_axis(seconds), name, COLORS[name])
-        for one, against in zip(axes, ("environment steps", "seconds of one core"), strict=True):
-            one.xaxis.set_major_formatter(EngFormatter(sep=""))
-            finish(one, title, against, ylabel, legend="upper left")
+        for panel, against in zip(axes, ("environment steps", "seconds of one core"), strict=True):
+            panel.xaxis.set_major_formatter(EngFormatter(sep=""))
+            finish(panel, title, against, ylabel, legend="upper left")
 
     def picture(self) -> Figure:
         """Draw the mean score of the suite's tasks in two panels, against steps and against seconds."""
@@ -192,7 +192,7 @@ def comparisons(experiment: Experiment) -> list[Comparison]:
     all_curves, found = experiment.curves(), []
     for (suite, n_timesteps), rows in experiment.rows(present=False).groupby(["suite", "steps"]):
         present = [(Training(task, name, 0, int(n_timesteps)), name) for task in TASKS for name in contestants_on(task)]
-        names = pd.DataFrame({"settings": [one.hash() for one, _ in present], "contestant": [name for _, name in present]})
+        names = pd.DataFrame({"settings": [run.hash() for run, _ in present], "contestant": [name for _, name in present]})
         rows = rows.drop(columns="contestant").merge(names.drop_duplicates("settings"), on="settings")
         curves = all_curves.merge(rows[["settings", "seed", "task", "contestant"]], on=["settings", "seed"])
         if len(rows) > 0:
@@ -218,11 +218,11 @@ def report(experiment: Experiment) -> Report:
     settings = {run.hash(): run.settings() for run in wanted()}
     settings = {key: settings[key] for key in experiment.rows()["settings"]} | known
     files: dict[str, str | Figure] = {"suites_settings.yml": yaml.safe_dump(settings), "suites.md": text}
-    for one in found:
-        if LEADING.keys() <= set(one.curves["contestant"]):
-            name = f"suites_{one.suite}_{one.n_timesteps // 1000}k"
-            files |= {f"{name}_tasks.png": one.picture_of_tasks()}
-            files |= {f"{name}.png": one.picture()} if len(one.tasks) > 1 else {}
+    for comparison in found:
+        if LEADING.keys() <= set(comparison.curves["contestant"]):
+            name = f"suites_{comparison.suite}_{comparison.n_timesteps // 1000}k"
+            files |= {f"{name}_tasks.png": comparison.picture_of_tasks()}
+            files |= {f"{name}.png": comparison.picture()} if len(comparison.tasks) > 1 else {}
     return files
 
 

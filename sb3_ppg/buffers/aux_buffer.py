@@ -169,8 +169,8 @@ class AuxBuffer:
             free, _ = th.cuda.mem_get_info(self.device)
             if sum(n_bytes(rollout.arrays) for rollout in self.rollouts) <= free / 2:
                 self.on_device = [
-                    replace(one, arrays=map_arrays(lambda array: th.as_tensor(array, device=self.device), one.arrays))
-                    for one in self.rollouts
+                    replace(rollout, arrays=map_arrays(lambda array: th.as_tensor(array, device=self.device), rollout.arrays))
+                    for rollout in self.rollouts
                 ]
         self.recorded = None
         recorded: th.Tensor | None = None

@@ -100,5 +100,5 @@ class RolloutReplay:
         length, _ = divided[0]
         firsts = range(0, len(due) * n_samples // length, n_samples // length)
         columns = ([first + part for part in parts] for first, (_, parts) in zip(firsts, divided, strict=True))
-        parts = divided[0][1] if len(due) == 1 else [np.concatenate(some) for some in zip(*columns, strict=True)]
+        parts = divided[0][1] if len(due) == 1 else [np.concatenate(column) for column in zip(*columns, strict=True)]
         yield from batches([rollout.select(keys) for rollout in due], parts, length, device)

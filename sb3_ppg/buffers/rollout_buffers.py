@@ -64,7 +64,7 @@ class RewardNormalizer:
         for step, reward in enumerate(rewards):
             previous = returns[step] = reward + self.gamma * goes_on[step] * previous
         of_components = [moments(column) for column in returns.reshape(n_steps * n_envs, -1).T]
-        mean, std = (np.reshape(one, components) for one in zip(*of_components, strict=True))
+        mean, std = (np.reshape(column, components) for column in zip(*of_components, strict=True))
         if not np.isfinite(std).all():
             raise NonFiniteError(f"Rewards of up to {np.abs(rewards).max()} are too large to be normalized")
         self.last_returns = previous.copy()

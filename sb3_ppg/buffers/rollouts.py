@@ -105,9 +105,9 @@ class Rollout:
 
     def kept(self, names: Iterable[str]) -> "Rollout":
         """Return what the auxiliary phase keeps: these arrays, and of states those before the first step."""
-        some = self.select(names)
-        firsts = {name: some.arrays[name][:, :1].copy() for name in self.states if name in some.arrays}
-        return replace(some, arrays={**some.arrays, **firsts})
+        kept = self.select(names)
+        firsts = {name: kept.arrays[name][:, :1].copy() for name in self.states if name in kept.arrays}
+        return replace(kept, arrays={**kept.arrays, **firsts})
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -174,8 +174,8 @@ def batches(rollouts: Sequence[Rollout], parts: Sequence[np.ndarray], length: in
         sample_bytes = n_bytes(rollouts[0].arrays) / n_sequences
         n_at_once = max(1, int(GATHERED_BYTES / max(1, sample_bytes * len(parts[0]))))
     for start in range(0, len(parts), n_at_once):
-        some = parts[start : start + n_at_once]
-        owners, ids = np.divmod(np.concatenate(some), n_sequences)
+        parts_here = parts[start : start + n_at_once]
+        owners, ids = np.divmod(np.concatenate(parts_here), n_sequences)
         places = [np.flatnonzero(owners == k) for k in range(len(rollouts))]
         drawn = [(k, here, ids[here]) for k, here in enumerate(places) if len(here) > 0]
 
@@ -192,7 +192,7 @@ def batches(rollouts: Sequence[Rollout], parts: Sequence[np.ndarray], length: in
             return th.as_tensor(gathered.reshape(n * own, *shape), device=device)
 
         batch = batch_type(tuple(names))(*map_arrays(gather, *pieces))
-        yield from [batch] if len(some) == 1 else split_arrays(batch, [len(part) * length for part in some])
+        yield from [batch] if len(parts_here) == 1 else split_arrays(batch, [len(part) * length for part in parts_here])
 
 
 def own_batches(rollout: Rollout, batch_size: int) -> Iterator[Any]:
@@ -267,7 +267,7 @@ def has_own_samples(rollout_buffer: RolloutBuffer) -> bool:
 
 
 def _is_sb3s(rollout_buffer: RolloutBuffer, method: str) -> bool:
-    return any(getattr(type(rollout_buffer), method) is getattr(one, method) for one in SB3_CLASSES)
+    return any(getattr(type(rollout_buffer), method) is getattr(cls, method) for cls in SB3_CLASSES)
 
 
 def reset_rollout_buffer(rollout_buffer: RolloutBuffer) -> None:
@@ -324,8 +324,8 @@ def smallest_observations(rollout_buffer: RolloutBuffer, n: int) -> Observations
 def leaves_of(arrays: Any) -> Iterator[Any]:
     """Iterate over the arrays or tensors in nested dictionaries."""
     if isinstance(arrays, dict):
-        for one in arrays.values():
-            yield from leaves_of(one)
+        for array in arrays.values():
+            yield from leaves_of(array)
     else:
         yield arrays
 

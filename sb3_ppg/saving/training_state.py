@@ -36,7 +36,7 @@ def file_of_process(path: Path) -> Path:
 def files_of_processes(path: Path) -> list[Path]:
     """Return the existing files of all processes, of any number of processes."""
     several = path.parent.glob(f"{glob.escape(path.stem)}.*_of_*{path.suffix}")
-    return sorted(one for one in (path, *several) if one.exists())
+    return sorted(file for file in (path, *several) if file.exists())
 
 
 # ---- writing ----
@@ -134,7 +134,7 @@ def load_training_state(model: PhasicInterface, path: Path) -> None:
     everything, then put it in place. From another number of processes, it is only the statistics.
     """
     own, there, size = file_of_process(path), files_of_processes(path), n_processes()
-    same_processes = not there or any(one == path if size == 1 else one.stem.endswith(f"_of_{size}") for one in there)
+    same_processes = not there or any(file == path if size == 1 else file.stem.endswith(f"_of_{size}") for file in there)
     if not same_processes:
         own = there[0]
         warn(f"{own.name} is from another number of processes: the phase starts over")

@@ -63,7 +63,7 @@ def test_kl_and_its_gradient_are_torchs_summed_over_action_dimensions(kind):
         expected = th.distributions.kl_divergence(old.distribution, new.distribution).reshape(7, -1).sum(dim=1)
     kl = actions.kl_divergence(new, actions.parameters(old))
     th.testing.assert_close(kl, expected, rtol=1e-4, atol=1e-5)
-    gradients = [th.autograd.grad(one.sum(), outputs, retain_graph=True) for one in (kl, expected)]
+    gradients = [th.autograd.grad(each.sum(), outputs, retain_graph=True) for each in (kl, expected)]
     th.testing.assert_close(*gradients, rtol=1e-4, atol=1e-5)
     other_way_round = actions.kl_divergence(old, actions.parameters(new))
     assert (kl - other_way_round).abs().min() > 1e-4

@@ -62,7 +62,7 @@ def test_it_is_the_product_of_the_leaves():
     assert distribution.sample().shape == (1, 3)
     other = pair_of(th.tensor([[1.0, 1.0, 0.0]]), th.tensor([[0.0, 0.0]]), th.tensor([0.5, 0.0]))
     parts = zip(distribution.distributions, other.distributions, strict=True)
-    kls = [th.distributions.kl_divergence(one.distribution, its.distribution).reshape(1, -1).sum(1) for one, its in parts]
+    kls = [th.distributions.kl_divergence(part.distribution, its.distribution).reshape(1, -1).sum(1) for part, its in parts]
     parameters = distribution.actions.parameters(distribution)
     th.testing.assert_close(distribution.actions.kl_divergence(other, parameters), sum(kls))
 
@@ -136,8 +136,8 @@ def test_a_saved_policy_squashes_and_all_its_leaves_have_the_initial_standard_de
     model = PPG("MlpPolicy", nested_envs(), policy_kwargs=policy_kwargs, **SMALL)
     model.policy.save(tmp_path / "policy.zip")
     loaded = type(model.policy).load(tmp_path / "policy.zip", device="cpu")
-    constants = [one for name, one in loaded.named_parameters() if "constants" in name]
-    assert len(constants) == 3 and all((one == -2).all() for one in constants)
+    constants = [each for name, each in loaded.named_parameters() if "constants" in name]
+    assert len(constants) == 3 and all((each == -2).all() for each in constants)
     assert [kind.bounded for kind in loaded.actions.kinds] == [False, False, False, True, True, True]
 
 

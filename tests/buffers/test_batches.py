@@ -18,7 +18,7 @@ def rollout(number: int, n_envs: int, n_steps: int) -> Rollout:
 def test_a_sequence_has_its_first_state_and_what_its_environment_has_once(length):
     rollouts = [rollout(number, 3, 4) for number in range(2)]
     parts = np.array_split(np.random.default_rng(0).permutation(24 // length), 3)
-    starts = np.concatenate([one.arrays["targets"] for one in rollouts]).reshape(-1, length)[:, 0]
+    starts = np.concatenate([rollout.arrays["targets"] for rollout in rollouts]).reshape(-1, length)[:, 0]
     for part, batch in zip(parts, batches(rollouts, parts, length, "cpu"), strict=True):
         sequences = batch.targets.reshape(-1, length)
         assert th.equal(sequences, sequences[:, :1] + th.arange(length)) and th.equal(batch.state, sequences[:, 0])

@@ -105,7 +105,7 @@ def flat(arrays: dict) -> dict[str, np.ndarray]:
     """Arrays in nested dictionaries by joined keys."""
     found = {}
     for name, value in arrays.items():
-        found |= {f"{name}.{key}": one for key, one in flat(value).items()} if isinstance(value, dict) else {name: value}
+        found |= {f"{name}.{key}": each for key, each in flat(value).items()} if isinstance(value, dict) else {name: value}
     return found
 
 
@@ -159,18 +159,18 @@ def test_saved_and_read_again(kind, tmp_path):
     model = make(kind, replay_kwargs=dict(policy_rollouts=3, policy_uses=2)).learn(5 * 16)
     other = saved_and_loaded(model, tmp_path)
     assert len(other.replay.rollouts) == 3
-    for one, same in zip(model.replay.rollouts, other.replay.rollouts, strict=True):
-        assert one.uses == same.uses
-        ours, theirs = flat(one.arrays), flat(same.arrays)
+    for each, same in zip(model.replay.rollouts, other.replay.rollouts, strict=True):
+        assert each.uses == same.uses
+        ours, theirs = flat(each.arrays), flat(same.arrays)
         assert ours.keys() == theirs.keys() and {"rewards", "episode_starts", "last_dones"} <= ours.keys()
         for name, array in ours.items():
             assert array.dtype == theirs[name].dtype
             np.testing.assert_array_equal(array, theirs[name])
         if kind == "own arrays":
             np.testing.assert_array_equal(theirs["marks"].ravel(), theirs["rewards"].ravel())
-    model.update_advantages(one)
+    model.update_advantages(each)
     other.update_advantages(same)
-    np.testing.assert_array_equal(one.arrays["advantages"], same.arrays["advantages"])
+    np.testing.assert_array_equal(each.arrays["advantages"], same.arrays["advantages"])
 
 
 def test_without_its_rollouts_a_model_goes_on_with_new_ones(tmp_path):
@@ -210,7 +210,7 @@ def test_after_an_error_no_rollout_is_there_twice(phase, error, monkeypatch, tmp
     model.learn(16, reset_num_timesteps=False)
     observations = [rollout.arrays["observations"] for rollout in model.replay.rollouts]
     assert len(observations) == (2 if phase == "policy" else 3)
-    assert not any(np.array_equal(one, other) for one, other in itertools.combinations(observations, 2))
+    assert not any(np.array_equal(each, other) for each, other in itertools.combinations(observations, 2))
 
 
 def test_there_has_to_be_room(monkeypatch):

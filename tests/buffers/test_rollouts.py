@@ -194,7 +194,7 @@ class Tensors(RolloutBuffer):
 def test_rollouts_are_those_of_sb3s_buffer_however_a_class_keeps_its_arrays(cls):
     kwargs = OF_BUFFERS | dict(n_policy_iterations=4)
     models = [
-        PPG("MlpPolicy", random_envs(), rollout_buffer_class=one, **kwargs).learn(3 * 32) for one in (RolloutBuffer, cls)
+        PPG("MlpPolicy", random_envs(), rollout_buffer_class=each, **kwargs).learn(3 * 32) for each in (RolloutBuffer, cls)
     ]
     for expected, rollout in zip(*(model.aux_buffer.rollouts for model in models), strict=True):
         np.testing.assert_equal(rollout.arrays, expected.arrays)

@@ -221,7 +221,7 @@ def watched_frames(order: nn.Module) -> list[tuple]:
     seen, extras = [], order.extras
 
     def noted(policy, rollout):
-        frames = [np.stack(one[-9:], axis=1) for one in (order.levels, order.episode_steps)]
+        frames = [np.stack(each[-9:], axis=1) for each in (order.levels, order.episode_steps)]
         starts = rollout.arrays["episode_starts"].copy()
         seen.append((*frames, starts, extras(policy, rollout)))
         return seen[-1][-1]
@@ -246,7 +246,7 @@ def test_frames_are_compared_with_frames_of_their_level(kind):
         assert (levels < 0).all() if kind == "silent" else (levels >= 0).all() and len(np.unique(levels)) == 2
         flat = np.concatenate([levels[:, :-1].ravel(), levels[:, -1]])
         np.testing.assert_array_equal(flat[found["other"]], levels[:, :-1])
-    assert len({tuple(one[0].ravel()) for one in seen}) == 4
+    assert len({tuple(each[0].ravel()) for each in seen}) == 4
 
 
 class SetsEnvironments(PhasicCallback):

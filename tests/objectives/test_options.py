@@ -140,8 +140,8 @@ def test_values_at_collection_come_along(kind, objective, tmp_path):
     model = make_kind(kind, objective=objective, objective_kwargs=dict(value_clip=0.1)).learn(3 * 16)
     expected = model.rollout_buffer.values.T
     assert expected.shape == (2, 8)
-    for one in (model, saved_and_loaded(model, tmp_path)):
-        np.testing.assert_array_equal(one.aux_buffer.rollouts[0].arrays["old_values"], expected)
+    for each in (model, saved_and_loaded(model, tmp_path)):
+        np.testing.assert_array_equal(each.aux_buffer.rollouts[0].arrays["old_values"], expected)
 
 
 @pytest.mark.parametrize("others", [{}, dict(target_kl=1e-9, n_epochs=4), dict(replay_kwargs=dict(policy_rollouts=3))])

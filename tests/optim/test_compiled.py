@@ -68,7 +68,7 @@ DOUBLE = dict(features_extractor_class=InDouble)
 
 def parameters(model: PPG) -> th.Tensor:
     networks = (model.policy, model.objective)
-    return th.cat([one.detach().flatten() for network in networks for one in network.parameters()])
+    return th.cat([parameter.detach().flatten() for network in networks for parameter in network.parameters()])
 
 
 def n_graphs() -> int:
@@ -304,7 +304,7 @@ def test_users_see_the_latest_distribution_and_the_gradient_of_the_latest_step()
     for compile_updates, seen in zip((False, True), means, strict=True):
         model = make(compile_updates, env=lambda: random_envs(VECTOR, BOX), n_aux_epochs=0)
         train(model, 1, callback=lambda *_, m=model, s=seen: s.append(m.policy.action_dist.distribution.mean.clone()) or True)
-        gradients.append([one.grad for one in model.policy.parameters() if one.grad is not None])
+        gradients.append([parameter.grad for parameter in model.policy.parameters() if parameter.grad is not None])
     th.testing.assert_close(*means)
     th.testing.assert_close(*gradients, rtol=1e-3, atol=1e-5)
     assert gradients[0]
@@ -414,7 +414,7 @@ def test_a_run_goes_on_without_a_compiler_that_is_switched_off_or_fails(
     model = make(compile_updates, **kwargs)
     with th.compiler.set_stance("force_eager" if failure == "stance" else "default"):
         model.learn(32)
-    said = [str(one.message) for one in recwarn if "not compiled" in str(one.message)]
+    said = [str(warning.message) for warning in recwarn if "not compiled" in str(warning.message)]
     assert len(said) == 1 and reason in said[0] and "\n" not in said[0]
     if failure != 1 or compile_updates == "auto":  # then the functions after the first are compiled
         assert th.equal(parameters(model), parameters(plain))

@@ -43,7 +43,7 @@ def gradients(model: PPG) -> dict[str, th.Tensor]:
     found = {}
     for phase, losses in {"policy": losses_of("joint_losses", model, batch), "auxiliary": auxiliary}.items():
         gradient = th.autograd.grad(losses.total, parameters, allow_unused=True)
-        found[phase] = th.cat([one.flatten() for one in gradient if one is not None])
+        found[phase] = th.cat([each.flatten() for each in gradient if each is not None])
     return found
 
 

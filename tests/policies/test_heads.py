@@ -22,7 +22,9 @@ def test_a_run_rescales_the_moments_of_every_optimizer_of_a_head():
     def moments(policy: MlpPolicy) -> tuple[float, list[list[th.Tensor]]]:
         optimizers = (policy.optimizer, model.value_optimizer, model.aux_optimizer)
         parameters = (policy.value_net.weight, policy.aux_value_net.weight, policy.action_net.weight)
-        states = [optimizer.state[one] for one in parameters for optimizer in optimizers if one in optimizer.state]
+        states = [
+            optimizer.state[parameter] for parameter in parameters for optimizer in optimizers if parameter in optimizer.state
+        ]
         return policy.value_unit, [[state["exp_avg"].clone(), state["exp_avg_sq"].clone()] for state in states]
 
     class Watching(Objective):
@@ -109,11 +111,11 @@ def test_weights_without_a_unit_are_in_that_of_the_return_and_half_a_unit_is_ref
     before = head(latent)
     head.change_units(5.0, 2.0)
     th.testing.assert_close(head(latent), before)
-    other.load_state_dict({name: one for name, one in head.state_dict().items() if name in ("weight", "bias")})
+    other.load_state_dict({name: value for name, value in head.state_dict().items() if name in ("weight", "bias")})
     th.testing.assert_close(other(latent), nn.functional.linear(latent, head.weight, head.bias))
     for name in ("mean", "std"):
         with pytest.raises(RuntimeError, match=f"Missing key.*{name}"):
-            other.load_state_dict({key: one for key, one in head.state_dict().items() if key != name})
+            other.load_state_dict({key: value for key, value in head.state_dict().items() if key != name})
 
 
 # For the head and the distribution that docs/guides/own_networks.md shows, on all kinds of policies
@@ -158,7 +160,7 @@ def test_a_registered_distribution_has_an_exact_kl_divergence():
     policy = beta().policy
     first, second = (policy.get_distribution(th.randn(4, 3)) for _ in range(2))
     kl = th.distributions.kl_divergence(first.distribution, second.distribution).sum(dim=1)
-    parameters = [policy.actions.parameters(one) for one in (first, second)]
+    parameters = [policy.actions.parameters(each) for each in (first, second)]
     th.testing.assert_close(policy.actions.kl(first, *parameters), kl)
     assert not policy.actions.kl(first, parameters[0], parameters[0]).any()
 
@@ -176,7 +178,7 @@ def test_a_registered_distribution_acts_within_the_bounds_trains_and_is_saved(ki
     assert actions[:, 0].min() < -0.5 and actions[:, 1].max() > 0.05  # scaled to the bounds, not clipped at them
     model.save(tmp_path / "model")
     loaded = kind.load(tmp_path / "model", device="cpu")
-    best = [one.predict(observations, deterministic=True)[0] for one in (model, loaded)]
+    best = [each.predict(observations, deterministic=True)[0] for each in (model, loaded)]
     np.testing.assert_array_equal(*best)
 
 

@@ -48,8 +48,8 @@ def reached(policy, loss: th.Tensor) -> set[str]:
     modules = {name: [getattr(policy, name)] for name in ("action_net", "value_net", "aux_value_net")}
     modules["pi trunk"] = [policy.pi_features_extractor, policy.mlp_extractor.policy_net]
     modules["vf trunk"] = [policy.vf_features_extractor, policy.mlp_extractor.value_net]
-    gradients = {name: [p.grad for one in parts for p in one.parameters()] for name, parts in modules.items()}
-    return {name for name, parts in gradients.items() if any(one is not None and one.any() for one in parts)}
+    gradients = {name: [p.grad for part in parts for p in part.parameters()] for name, parts in modules.items()}
+    return {name for name, parts in gradients.items() if any(part is not None and part.any() for part in parts)}
 
 
 @every_policy

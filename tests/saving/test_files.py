@@ -98,7 +98,7 @@ def save_as_another_user(path: Path) -> list[str]:
         warnings.simplefilter("always")
         for _ in range(2):
             model.save(path)
-        return [str(one.message) for one in caught]
+        return [str(warning.message) for warning in caught]
 
 
 def test_a_file_is_overwritten_in_a_folder_that_may_not_be_written():

@@ -107,7 +107,7 @@ def test_time_limits_that_seem_to_be_reported_as_terminations_are_warned_of_once
     model = make(DummyVecEnv([lambda: Countdown(**env)]), n_steps=5, batch_size=5, ignore_terminations=ignored)
     for _ in range(n_steps // 5):  # episodes go on in the next call
         model.learn(5, reset_num_timesteps=False)
-    messages = [str(one.message) for one in recwarn if "ignore_terminations" in str(one.message)]
+    messages = [str(warning.message) for warning in recwarn if "ignore_terminations" in str(warning.message)]
     expected = f"All of the first 10 episodes ended at step {length}, .* use `ignore_terminations`={length};"
     assert len(messages) == (length is not None) and all(re.match(expected, message) for message in messages)
 
