@@ -17,7 +17,7 @@ from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.utils import LinearSchedule
 
 from sb3_ppg import PPG, ArgumentError, MaskablePPG, PhasicCallback
-from sb3_ppg.errors import ADVISED, NonFiniteActionError
+from sb3_ppg.errors import ADVISED, NonFiniteActionError, NonFiniteLossError
 from tests.helpers import (
     ROOT,
     VECTOR,
@@ -392,6 +392,15 @@ def test_no_environment_is_given_an_action_that_is_nan(action_space):
     with pytest.raises(NonFiniteActionError, match="NaN or infinite, from observations that are finite"):
         model.learn(16, reset_num_timesteps=False)
     assert model.num_timesteps == 5 and distributions_are_validated()
+
+
+def test_after_an_error_in_the_auxiliary_phase_the_next_phase_starts_with_nothing():
+    model = make().learn(16 * 2)
+    model.aux_buffer.rollouts[0].arrays["targets"][:] = np.nan
+    with pytest.raises(NonFiniteLossError, match=r"auxiliary phase.*'aux_value_loss'"):
+        model.learn(16, reset_num_timesteps=False)
+    model.learn(16 * 3, reset_num_timesteps=False)
+    assert model.n_aux_phases == 1 and len(model.aux_buffer) == 0
 
 
 def test_an_evaluation_between_auxiliary_epochs_changes_nothing():

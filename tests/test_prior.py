@@ -282,3 +282,4 @@ def test_a_value_function_on_the_policys_layers_is_refused():
         with pytest.raises(ArgumentError, match="`n_value_warmup`=1 cannot work: the value function shares layers"):
             make_kind("images", n_value_warmup=1, policy_kwargs=policy_kwargs)
     make_kind("images", n_value_warmup=1, policy_kwargs=dict(architecture="detached"))
+    make_kind("vectors", n_value_warmup=1, policy_kwargs=dict(architecture="shared", net_arch=[]))

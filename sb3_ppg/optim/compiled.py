@@ -369,8 +369,9 @@ class CompiledTraining:
 
     def actor(self, policy: PhasicActorCriticPolicy) -> PhasicActorCriticPolicy | CompiledPolicy:
         """Return what acts in the next rollout: the policy, or its compiled form."""
-        has_own_forward = getattr(policy.forward, "__func__", None) is not PhasicActorCriticPolicy.forward
-        if not self.is_enabled or policy.input_keys or policy.use_sde or has_own_forward or has_hooks(policy):
+        methods = [getattr(method, "__func__", None) for method in (policy.forward, policy.act)]
+        acts_otherwise = methods != [PhasicActorCriticPolicy.forward, PhasicActorCriticPolicy.act]
+        if not self.is_enabled or policy.input_keys or policy.use_sde or acts_otherwise or has_hooks(policy):
             return policy
         if self._policy is None or self._policy.policy is not policy:
             self._policy = CompiledPolicy(self, policy)

@@ -78,8 +78,10 @@ def check_networks(model: PhasicInterface) -> None:
     remedy = "batch normalization of micro-batches differs from that of their minibatch; use None"
     require(model, not splits or not looks_at_the_batch(model.policy), "micro_batch_size", remedy)
     policy = model.policy
-    shares_extractor = policy.share_features_extractor and [*policy.pi_features_extractor.parameters()] != []
-    is_shared = policy.architecture == "shared" or (policy.architecture == "dual" and shares_extractor)
+    layers: list[Any] = [policy.pi_features_extractor] if policy.share_features_extractor else []
+    layers += [getattr(policy, "lstm_actor", policy.mlp_extractor)] if policy.architecture == "shared" else []
+    is_trained = any(parameter.requires_grad for layer in layers for parameter in layer.parameters())
+    is_shared = policy.architecture != "detached" and is_trained
     remedy = "the value function shares layers with the policy, which would change; use separate networks, or 0"
     require(model, model.n_value_warmup == 0 or not is_shared, "n_value_warmup", remedy)
     heads = {name: getattr(policy, name) for name in ("value_net", "aux_value_net")}

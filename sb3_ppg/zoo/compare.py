@@ -3,7 +3,6 @@
 import argparse
 import ast
 import contextlib
-import importlib
 import re
 import shlex
 import sys
@@ -24,6 +23,7 @@ from sb3_ppg.comparison.runs import Run, carry_out, machine, short_hash
 from sb3_ppg.errors import ArgumentError, nearest
 from sb3_ppg.zoo.environments import check_is_registered
 from sb3_ppg.zoo.manager import Manager
+from sb3_ppg.zoo.scripts import imported
 
 
 def parse() -> tuple[argparse.Namespace, list[str]]:
@@ -46,7 +46,7 @@ def parse() -> tuple[argparse.Namespace, list[str]]:
     args.folder = args.folder or Path("logs", "compare", EnvironmentName(args.env))
     args.conf_file = dict(text.partition(":")[::2] for text in args.conf_file)
     used_here = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    used_here.add_argument("--gym-packages", nargs="+", type=importlib.import_module)
+    used_here.add_argument("--gym-packages", nargs="+", type=imported)
     used_here.add_argument("--env-kwargs", nargs="+", action=StoreDict, default={})
     used_here.parse_known_args(others, args)
     n_timesteps = str(args.n_timesteps)  # after which there is one evaluation
@@ -72,6 +72,7 @@ def contestant(name: str, args: argparse.Namespace) -> tuple[list[str], list[str
         settings, _ = manager.read_hyperparameters()
         if manager.is_ours:
             manager._check_names(settings)
+            manager._preprocess_schedules({**settings})
     settings = {key: value for key, value in settings.items() if key not in ("n_timesteps", "callback")}  # not used here
     params = [f"{key}:{value!r}" for key, value in values.items()]
     return ["--algo", algorithm, *(["-conf", config] if config else [])], params, settings

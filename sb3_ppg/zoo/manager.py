@@ -35,7 +35,7 @@ from sb3_ppg.family import FAMILY, with_preset
 from sb3_ppg.hub.pretrained import read_model
 from sb3_ppg.optim.micro_batches import keep_freed_memory
 from sb3_ppg.prior import SELF
-from sb3_ppg.saving.checkpoints import latest_checkpoint
+from sb3_ppg.saving.checkpoints import checkpoint_callbacks, latest_checkpoint
 from sb3_ppg.saving.training_state import files_of_processes, generators_kept
 from sb3_ppg.zoo.environments import PROCGEN_IDS, make_procgen
 from sb3_ppg.zoo.hyperparameters import BUDGET, OFFLINE, entry_of, evaluated, hyperparameter_file
@@ -162,8 +162,10 @@ class Manager(ExperimentManager):
     def _check_names(self, hyperparams: dict[str, Any]) -> None:
         known = {*argument_names(ALGOS[self.algo]), *OF_THE_ZOO}
         for name in hyperparams.keys() - known:
-            place = f"(in {self.config}, on the command line or in a study)"
-            raise ArgumentError(f"{self.algo.upper()} has no hyperparameter {name!r} {place}{nearest(name, known)}")
+            raise ArgumentError(f"{self.algo.upper()} has no hyperparameter {name!r} {self._places()}{nearest(name, known)}")
+
+    def _places(self) -> str:
+        return f"(in {self.config}, on the command line or in a study)"
 
     @override
     def _preprocess_schedules(self, hyperparams: dict[str, Any]) -> dict[str, Any]:  # type: ignore[override]
@@ -175,7 +177,7 @@ class Manager(ExperimentManager):
                 _, is_schedule, start = value.partition("_")
                 if not is_schedule:
                     remedy = "use a number, which in YAML has a dot (3.0e-4), or a linear schedule such as lin_3e-4"
-                    raise ArgumentError(f"`{name}`={value!r} cannot work: {remedy}")
+                    raise ArgumentError(f"`{name}`={value!r} cannot work {self._places()}: {remedy}")
                 hyperparams[name] = LinearSchedule(float(start), 0.0, 1.0)
         return hyperparams
 
@@ -222,7 +224,7 @@ class Manager(ExperimentManager):
         model, checkpoint = folder / f"{self.env_name}.zip", None
         with suppress(FileNotFoundError):
             checkpoint = latest_checkpoint(folder, "rl_model")  # the Zoo's prefix
-        # A model that Ctrl-C has ended, which has not taken all its steps, was saved in the middle of a phase
+        # A model that Ctrl-C has ended, which counts as one that has steps left, was saved in the middle of a phase
         is_finished = n_steps_of(model) >= n_steps_of(model, "_total_timesteps")
         if model.is_file() and (checkpoint is None or (is_finished and n_steps_of(model) > n_steps_of(checkpoint))):
             checkpoint = model
@@ -234,7 +236,7 @@ class Manager(ExperimentManager):
             if is_file and Path(before["run_folder"] or "").name != named.name:  # else the command is given again
                 checkpoint = named
                 set_aside(folder, named)
-            elif n_steps_of(model) >= self.n_timesteps:
+            elif is_finished and n_steps_of(model) >= self.n_timesteps:
                 return model
         if not self.is_ours and checkpoint is not None:
             print(f"{self.algo} has no checkpoints to go on from exactly, and starts again")
@@ -346,6 +348,8 @@ class Manager(ExperimentManager):
         if isinstance(model, PPG) and self.save_replay_buffer:
             model.save_aux_buffer(aux_buffer_path(Path(self.save_path) / self.env_name))
             gather(None)  # all have written their own files
+        if any(callback.failed_mid_iteration for callback in checkpoint_callbacks(self.callbacks)):
+            model._total_timesteps = model.num_timesteps + 1  # Ctrl-C may have come in the last iteration
         if rank() == 0:
             super().save_trained_model(model)
             if model.num_timesteps < self.saved_hyperparams["n_timesteps"]:

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, suppress
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -42,13 +42,21 @@ def train() -> None:
     """Run the script, if its environment exists."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--env", default="CartPole-v1")
-    parser.add_argument("--gym-packages", nargs="+", type=importlib.import_module)
+    parser.add_argument("--gym-packages", nargs="+", type=imported)
     args, _ = parser.parse_known_args()
     check_is_registered(args.env)
     entry_point = gymnasium.registry[args.env].entry_point
     if isinstance(entry_point, str):  # an extra may be missing, which would end worker processes
         gymnasium.envs.registration.load_env_creator(entry_point)
     rl_zoo3.train.train()
+
+
+def imported(module: str) -> ModuleType:
+    """Import a module that an option names; argparse would hide some of its errors."""
+    try:
+        return importlib.import_module(module)
+    except (TypeError, ValueError) as error:
+        raise RuntimeError(f"{module} cannot be imported") from error
 
 
 def acting_with_epsilon(epsilon: float) -> AbstractContextManager:
@@ -153,9 +161,7 @@ def agent_parser(description: str | None, n_episodes: int = 100) -> argparse.Arg
     parser.add_argument("--num-threads", default=-1, type=int, help="threads of PyTorch (-1: its own choice)")
     parser.add_argument("--device", default="auto", help="PyTorch device")
     parser.add_argument("--env-kwargs", nargs="+", action=StoreDict, default={}, help="further options of the environment")
-    parser.add_argument(
-        "--gym-packages", nargs="+", type=importlib.import_module, help="modules that register further environments"
-    )
+    parser.add_argument("--gym-packages", nargs="+", type=imported, help="modules that register further environments")
     return parser
 
 

@@ -4,7 +4,6 @@
 """
 
 import argparse
-import importlib
 import json
 import math
 import os
@@ -36,7 +35,7 @@ from sb3_ppg.hub.schema import Plain
 from sb3_ppg.objectives import objective_name
 from sb3_ppg.ppg import PPG
 from sb3_ppg.zoo.environments import MASKED, PROCGEN_IDS
-from sb3_ppg.zoo.scripts import agent_parser, evaluate, load_agent, plot_learning_curve, saved_env_kwargs
+from sb3_ppg.zoo.scripts import agent_parser, evaluate, imported, load_agent, plot_learning_curve, saved_env_kwargs
 
 # Folders of trained agents: in the working directory, and in the repository from which the package is imported
 FOLDERS = [Path("pretrained"), Path(sb3_ppg.__file__).parent.parent / "pretrained"]
@@ -232,9 +231,7 @@ def fetch() -> None:
     parser.add_argument("--exp-id", default=0, type=int, help="experiment ID to give it (0: the next, -1: no such folder)")
     parser.add_argument("--force", action="store_true", help="overwrite the experiment if it exists")
     parser.add_argument("--allow", nargs="+", default=[], help="further wrappers and arguments that its environment may have")
-    parser.add_argument(
-        "--gym-packages", nargs="+", type=importlib.import_module, help="modules that register further environments"
-    )
+    parser.add_argument("--gym-packages", nargs="+", type=imported, help="modules that register further environments")
     args = parser.parse_args()
     if args.algo not in FAMILY:
         download_from_hub(args.algo, args.env, args.exp_id, args.folder, args.organization, args.repo_name, args.force)

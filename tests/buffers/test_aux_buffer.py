@@ -85,6 +85,16 @@ def test_an_epoch_is_every_sequence_once_in_whole(space, n_sequences):
     assert sequences != again.targets.reshape(-1, N_STEPS).tolist()
 
 
+def test_a_buffer_forgets_its_rollouts_after_a_phase_unless_it_has_a_capacity():
+    for capacity, n_kept in ((None, 0), (3, 3)):
+        aux_buffer, rollout_buffer = AuxBuffer(capacity=capacity), make_rollout_buffer()
+        for rollout in range(5):
+            aux_buffer.add(Rollout.of(fill(rollout_buffer, rollout)).kept(["observations", "targets"]))
+        with aux_buffer.phase():
+            record(aux_buffer)
+        assert [rollout.arrays["targets"][0, 0] for rollout in aux_buffer.rollouts] == [200, 300, 400][:n_kept]
+
+
 def test_evenly_spread_sequences_include_the_first_and_the_last():
     aux_buffer = make_aux_buffer(n_rollouts=4)
     assert aux_buffer.evenly_spread(3).tolist() == [0, (aux_buffer.n_sequences - 1) // 2, aux_buffer.n_sequences - 1]

@@ -16,7 +16,7 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.torch_layers import FlattenExtractor
 from torch import nn
 
-from sb3_ppg import PPG, MaskablePPG, MinAtarCNN, PhasicCallback, RecurrentPPG, VectorRewards
+from sb3_ppg import PPG, MaskablePPG, MinAtarCNN, MlpPolicy, PhasicCallback, RecurrentPPG, VectorRewards
 from sb3_ppg.errors import NonFiniteLossError
 from sb3_ppg.family import with_preset
 from sb3_ppg.objectives import Objective
@@ -244,6 +244,18 @@ class Changing(PhasicCallback):
     def _on_step(self) -> bool:
         self.kept.append(float(getattr(self.model.policy.features_extractor, "latest", th.zeros(())).sum()))
         return True
+
+
+class ActsItself(MlpPolicy):
+    n_acts = 0
+
+    def act(self, batch):
+        self.n_acts += 1
+        return super().act(batch)
+
+
+def test_a_policys_own_act_is_called():
+    assert make(True, policy=ActsItself).learn(ROLLOUT).policy.n_acts == ROLLOUT // 2
 
 
 @pytest.mark.parametrize("extractor", [Scaled, Kept])

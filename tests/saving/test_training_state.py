@@ -4,16 +4,19 @@ import random
 import zipfile
 from functools import partial
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch as th
+from gymnasium import spaces
+from gymnasium.wrappers import TransformAction
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecNormalize
 
 from sb3_ppg import PPG, ArgumentError, MaskablePPG, ModelFormatError, PhasicCheckpointCallback
 from sb3_ppg.export import DeterministicPolicy
 from sb3_ppg.hub import save_pretrained
-from tests.helpers import masked_envs
+from tests.helpers import make_kind, masked_envs
 from tests.hub.watch import generator_states
 from tests.saving.small_models import numbers_of, saved, small
 
@@ -79,6 +82,11 @@ def test_another_kind_of_file_is_refused(tmp_path):
             model.load_aux_buffer(other)
 
 
+class WithThreeActions(TransformAction):
+    def __init__(self):
+        super().__init__(gym.make("CartPole-v1"), lambda action: min(action, 1), spaces.Discrete(3))
+
+
 @pytest.mark.parametrize(
     "other, message",
     [
@@ -87,6 +95,7 @@ def test_another_kind_of_file_is_refused(tmp_path):
         (lambda: small(MaskablePPG, env=masked_envs(), n_steps=4).learn(16), "algorithm is 'PPG', the model's 'MaskablePPG'"),
         (lambda: small(env=VecNormalize(make_vec_env("CartPole-v1"))).learn(16), r"VecNormalize is \[\], .*obs_rms"),
         (lambda: small(env=make_vec_env("Acrobot-v1")).learn(16), r"observation space is 'Box.*', the model's 'Box"),
+        (lambda: small(env=WithThreeActions()).learn(16), r"action space is 'Discrete\(2\)', the model's 'Discrete\(3\)'"),
         # Another run, whose counters are equal
         (lambda: small().learn(16, callback=PhasicCheckpointCallback(2, "run")), r"checkpoint is None, the model's \["),
     ],
@@ -96,6 +105,13 @@ def test_another_models_file_is_refused(other, message, tmp_path, monkeypatch):
     _, path = saved(tmp_path)
     with pytest.raises(ModelFormatError, match=f"buffer.npz does not belong to this model: its {message}"):
         other().load_aux_buffer(path)
+
+
+def test_the_file_of_other_lstms_is_refused(tmp_path):
+    models = [make_kind("LSTM", policy_kwargs=dict(lstm_hidden_size=size)).learn(16) for size in (4, 5)]
+    models[0].save_aux_buffer(tmp_path / "buffer.npz")
+    with pytest.raises(ModelFormatError, match=r"its memory is \{'lstm_states': \[4, 1, 4\]\}, the model's"):
+        models[1].load_aux_buffer(tmp_path / "buffer.npz")
 
 
 @pytest.mark.parametrize("name, value", [("replay_kwargs", dict(policy_rollouts=2)), ("aux_buffer_kwargs", dict(capacity=4))])

@@ -259,6 +259,10 @@ def test_ctrl_c_leaves_a_model_and_the_same_command_goes_on(tmp_path):
     assert "Going on after 32 steps, from mine/rl_model_32_steps.zip" in run(*command, cwd=tmp_path)
     assert PPG.load(tmp_path / "mine" / "CartPole-v1.zip").num_timesteps == 96
     assert "Mean return" in run("report", "--run-folder", "mine", "--episodes", "1", cwd=tmp_path)
+    with patch.object(PPG, "auxiliary_phase", side_effect=KeyboardInterrupt):  # in the last one, after all steps
+        run(*command[:4], "128", *command[5:], cwd=tmp_path)
+    said = run(*command[:4], "160", *command[5:], cwd=tmp_path)
+    assert "Going on after 96 steps, from mine/rl_model_96_steps.zip" in said
 
 
 def test_an_older_checkpoint_can_be_named(tmp_path):
