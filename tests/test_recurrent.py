@@ -202,10 +202,12 @@ def test_a_rollout_that_was_cut_short_is_neither_remembered_twice_nor_skipped():
     for recompute_states in (False, True):
         env = make_env(episode_length=100)
         model = make(learning_rate=0.0, n_policy_iterations=4, env=env, recompute_states=recompute_states)
-        steps = iter(range(1, 12))
+        steps, acts = iter(range(1, 12)), calls_of(model.policy, "act")
         model.learn(10**6, callback=lambda *_, steps=steps: next(steps) < 8 + 3)
         assert len(model.aux_buffer) == 1 and model.num_timesteps == 2 * 11
-        before, seen, acts = model.memory["lstm_states"], Memories(), calls_of(model.policy, "act")
+        before, seen = model.memory["lstm_states"], Memories()
+        np.testing.assert_array_equal(acts.pop()[0][0].lstm_states, before)  # of the step that is not stored
+        acts.clear()
         model.learn(8 * 2 * 3, reset_num_timesteps=False, callback=seen)
         (first,), _ = acts[0]
         np.testing.assert_array_equal(first.lstm_states, before)  # with the next observation, as RecurrentPPO
