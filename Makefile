@@ -36,7 +36,7 @@ TEST := OMP_NUM_THREADS=1 $(RUN) -m pytest --numprocesses logical --dist workste
 test: $(VENV)/.installed
 	$(TEST)
 
-# Leaves out the slow tests: RL Zoo's commands, pages, examples, ONNX files, and those that start processes
+# Leaves out the slow tests: RL Zoo's commands, pages, examples, compiled updates, ONNX files, and those that start processes
 quick: $(VENV)/.installed
 	$(TEST) -m "not slow"
 

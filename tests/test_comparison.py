@@ -171,6 +171,7 @@ def test_few_seeds_claim_nothing(n_seeds):
     assert ", mean |" in page and "interquartile" not in page and "ahead" not in page
 
 
+@pytest.mark.slow
 def test_equals_are_told_apart_in_fewer_than_five_of_a_hundred_comparisons():
     """The interval alone would do so in eight or nine."""
     draws = np.random.default_rng(0).standard_normal((300, 2, 5, 1))

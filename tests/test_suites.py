@@ -17,6 +17,7 @@ from benchmarks.suites.experiment import SUITES
 EXPERIMENTS = [COMPILED, EXPERIMENT, LEARNING, SECONDS, STARTS, SUITES]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("experiment", EXPERIMENTS, ids=lambda experiment: experiment.name)
 def test_the_page_is_that_of_the_committed_rows(experiment):
     """Rows are found by a hash of all their settings."""

@@ -22,7 +22,7 @@ from sb3_ppg.family import with_preset
 from sb3_ppg.objectives import Objective
 from tests.helpers import BOX, MIXED, NESTED, VECTOR, VectorRewardEnv, image_space, masked_envs, needs_compiler, random_envs
 
-pytestmark = needs_compiler
+pytestmark = [needs_compiler, pytest.mark.slow]
 ROLLOUT = 64
 SIZES = dict(n_steps=32, batch_size=16, n_epochs=2, n_policy_iterations=1, n_aux_epochs=2, aux_batch_size=32)
 
@@ -174,7 +174,6 @@ def test_every_kind_of_model_takes_the_same_steps(kind):
     th.testing.assert_close(compiled, plain, rtol=tolerance, atol=tolerance / 100)
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 def test_compiled_code_takes_the_same_steps(backend, capsys):
     backend[0] = "inductor"
