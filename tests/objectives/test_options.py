@@ -10,7 +10,7 @@ from torch import nn
 
 from sb3_ppg import PPG, ArgumentError, PhasicCallback
 from sb3_ppg.objectives import Coefficients, DecoupledObjective, Objective
-from tests.helpers import SMALL, WITH_CONTEXT, make_kind, saved_and_loaded
+from tests.helpers import SMALL, WITH_CONTEXT, epoch_of, losses_of, make_kind, saved_and_loaded
 from tests.saving.small_models import same
 
 COEFFICIENTS = Coefficients(0.2, None, 2.0, 0.0, 0.5, 0.0, 1.0)  # in value units of 2
@@ -50,6 +50,15 @@ def test_samples_that_weigh_one_teach_as_they_do_without_weights(kind):
     model = make_kind(kind, objective=Weighted, objective_kwargs=dict(weight=1.0)).learn(4 * 16)
     other = make_kind(kind).learn(4 * 16)
     np.testing.assert_allclose(model.policy.parameters_to_vector(), other.policy.parameters_to_vector(), rtol=1e-4, atol=1e-5)
+
+
+def test_the_kl_penalty_has_its_weight():
+    model = make_kind("vectors", kl_coef=1.0, n_epochs=4, learning_rate=1e-2).learn(16)
+    (batch,) = epoch_of(model, 16)
+    once, thrice = (losses_of("policy_losses", model, batch, kl_coef=coef) for coef in (1.0, 3.0))
+    penalty = once.terms["kl_penalty"]
+    assert penalty > 1e-3
+    th.testing.assert_close(thrice.total - once.total, 2 * penalty)
 
 
 class Watching(Objective):
