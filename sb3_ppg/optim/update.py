@@ -89,6 +89,7 @@ class Update:
         networks = [self.policy, self.objective]
         restore = _backed_up(networks, self.optimizers)
         parameters = parameters_of(self.optimizer)
+        adversaries = [(optimizer, parameters_of(optimizer)) for optimizer in self.optimizers[:-1]]
         names: list[str] = []  # of an adversary's losses
         records: list[th.Tensor] = []
         sizes: list[int] = []
@@ -96,9 +97,9 @@ class Update:
         stopped = False
 
         def eager(minibatch: Any) -> Gradient:
-            for adversary in self.optimizers[:-1]:
-                gradient = self.gradient(minibatch, self.objective.adversary_losses, parameters_of(adversary))
-                _average_and_clip(gradient, parameters_of(adversary), self.max_grad_norm)
+            for adversary, trained in adversaries:
+                gradient = self.gradient(minibatch, self.objective.adversary_losses, trained)
+                _average_and_clip(gradient, trained, self.max_grad_norm)
                 adversary.step()
                 names[:] = [f"adversary_{name}" for name in gradient.names]
                 records.append(gradient.values)
