@@ -46,8 +46,8 @@ class RolloutEnd(NamedTuple):
     memory: Mapping[str, np.ndarray] | None = None
 
 
-# Names that a buffer's own arrays cannot have
-RESERVED = {"old_values", "old_log_prob", "targets", "number", *(f"last_{name}" for name in RolloutEnd._fields)}
+# Names that a buffer's own arrays cannot have, in addition to those of the policy's memory after the last step
+RESERVED = {"old_values", "old_log_prob", "targets", "number", "last_observations", "last_values", "last_dones"}
 
 
 @dataclass(eq=False)

@@ -115,7 +115,7 @@ def check_objective(model: PhasicInterface) -> None:
     )
     is_possible = not has_own_samples(model.rollout_buffer) or not (needs_rollout or has_others)
     require(model, is_possible, "rollout_buffer_class", remedy)
-    taken = RESERVED & vars(model.rollout_buffer).keys()
+    taken = (RESERVED | {f"last_{name}" for name in model.memory}) & vars(model.rollout_buffer).keys()
     remedy = f"its {', '.join(sorted(taken))} would replace an array that training needs; rename it"
     require(model, not taken, "rollout_buffer_class", remedy)
     if cls.value_targets is not Objective.value_targets:

@@ -297,6 +297,8 @@ def test_own_arrays_of_a_buffer_change_nothing_and_cannot_replace_ours():
     for name in ("targets", "old_values", "old_log_prob", "last_values"):
         with pytest.raises(ArgumentError, match=f"`rollout_buffer_class`.*its {name} would replace an array"):
             make_kind("vectors", rollout_buffer_class=type("Taken", (Own,), dict(name=name)))
+    with pytest.raises(ArgumentError, match=r"its last_lstm_states would replace an array"):
+        make_kind("LSTM", rollout_buffer_class=type("Taken", (Own, SequenceRolloutBuffer), dict(name="last_lstm_states")))
 
 
 class Reads(BaseCallback):
