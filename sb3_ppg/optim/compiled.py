@@ -285,7 +285,7 @@ class CompiledPolicy(CompiledFunction):
             result = self.call(observations, is_new=self._compiled is None)
         if result is None:
             return self.policy.act(batch)
-        self.policy.acted_on = observations
+        self.policy.acted_on = (observations,)
         return *result, {}
 
     def _compile_graph(self, graph: th.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:

@@ -1,5 +1,6 @@
 """Policies with an auxiliary value head, and the networks that they are made of."""
 
+from sb3_ppg.policies.extractors import SharedTrunk
 from sb3_ppg.policies.heads import ValueHead, VectorValueHead, head_loss
 from sb3_ppg.policies.mlp import (
     AuxiliaryEvaluation,
@@ -11,7 +12,6 @@ from sb3_ppg.policies.mlp import (
     MultiInputPolicy,
     PhasicActorCriticCnnPolicy,
     PhasicActorCriticPolicy,
-    SharedTrunk,
 )
 
 __all__ = [

@@ -5,7 +5,7 @@ import math
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.preprocessing import is_image_space
-from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, MlpExtractor
 from torch import nn
 from torch.nn import functional as F
 from typing_extensions import override
@@ -144,3 +144,15 @@ def has_convolutions(module: nn.Module) -> bool:
 def looks_at_the_batch(module: nn.Module) -> bool:
     """Return whether a network has layers whose output for a sample depends on the other samples of its batch."""
     return any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in module.modules())
+
+
+class SharedTrunk(MlpExtractor):
+    """One trunk of dense layers for the policy and the value function; ``trunk``: units of each layer."""
+
+    def __init__(self, features_dim: int, trunk: list[int], activation_fn: type[nn.Module], device: th.device | str = "auto"):
+        super().__init__(features_dim, dict(pi=trunk, vf=[]), activation_fn, device)
+        self.latent_dim_vf = self.latent_dim_pi
+
+    @override
+    def forward_critic(self, features: th.Tensor) -> th.Tensor:
+        return self.policy_net(features)

@@ -44,26 +44,15 @@ from sb3_ppg.actions import (
 from sb3_ppg.arguments import check_value, choice
 from sb3_ppg.arrays import map_arrays
 from sb3_ppg.errors import ArgumentError, NonFiniteActionError
-from sb3_ppg.policies.extractors import ImpalaCNN, init_normed
+from sb3_ppg.policies.extractors import ImpalaCNN, SharedTrunk, init_normed
 from sb3_ppg.policies.heads import ValueHead, VectorValueHead, lacks_for_units
+from sb3_ppg.policies.numpy_actor import NumpyActor
 
 Architecture = Literal["dual", "detached", "shared"]
 MixedPrecision = Literal["bf16"]
 TORCH_DISTRIBUTION_ATTRIBUTES = {"distribution", "distributions"}  # torch's objects in those of SB3 and sb3-contrib
 DERIVED_METHODS = ("evaluate_actions", "get_distribution", "predict_values")  # from `evaluate`
 ALL_FIELDS = ("distribution", "latent_pi", "latent_vf")  # fields of `Evaluation` that need the networks
-
-
-class SharedTrunk(MlpExtractor):
-    """One trunk of dense layers for the policy and the value function; ``trunk``: units of each layer."""
-
-    def __init__(self, features_dim: int, trunk: list[int], activation_fn: type[nn.Module], device: th.device | str = "auto"):
-        super().__init__(features_dim, dict(pi=trunk, vf=[]), activation_fn, device)
-        self.latent_dim_vf = self.latent_dim_pi
-
-    @override
-    def forward_critic(self, features: th.Tensor) -> th.Tensor:
-        return self.policy_net(features)
 
 
 class Evaluation(NamedTuple):
@@ -130,7 +119,8 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
     actions: Actions
     preprocessed_space: spaces.Space  # of observations
     scaled_images: set[str]  # keys of the images that are divided by 255; {""} if the whole space is an image
-    acted_on: PyTorchObs | None = None  # the latest observations, until `action_dist` has their distribution
+    acted_on: tuple | None = None  # arguments of `evaluate` for the latest step, until `action_dist` has its distribution
+    _numpy_actor: NumpyActor | None = None
 
     def __init__(
         self,
@@ -446,11 +436,11 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
     @property  # type: ignore[explicit-override] # which mypy does not see on properties with a setter
     @override
     def action_dist(self) -> Distribution:
-        """SB3's distribution object. Its latest distribution is computed here if a compiled policy has acted."""
-        observations, self.acted_on = self.acted_on, None
-        if observations is not None:
+        """SB3's distribution object. Its latest distribution is computed here if a copy of the policy has acted."""
+        inputs, self.acted_on = self.acted_on, None
+        if inputs is not None:
             with th.no_grad():
-                self.evaluate(observations, reads=("distribution",))
+                self.evaluate(*inputs, reads=("distribution",))
         return self._action_dist
 
     @action_dist.setter
@@ -463,7 +453,7 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
         action_dist = copy.copy(self._action_dist)
         for name in TORCH_DISTRIBUTION_ATTRIBUTES:
             vars(action_dist).pop(name, None)
-        return {**vars(self), "_action_dist": action_dist, "acted_on": None}
+        return {**vars(self), "_action_dist": action_dist, "acted_on": None, "_numpy_actor": None}
 
     @override
     def reset_noise(self, n_envs: int = 1) -> None:
@@ -522,11 +512,28 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
 
     def act(self, batch: Any) -> tuple[th.Tensor, th.Tensor, th.Tensor, dict[str, th.Tensor]]:
         """Return actions, (n_envs, ...); V(s), (n_envs, 1); log π(a|s), (n_envs,); the memory after the step."""
-        return *self(batch.observations, **{key: getattr(batch, key) for key in self.input_keys}), {}
+        context = {key: getattr(batch, key) for key in self.input_keys}
+        actor = None if th.distributions.Distribution._validate_args else self.numpy_actor()  # it does not validate
+        if actor is None:
+            return *self(batch.observations, **context), {}
+        actions, *others = actor.act(batch.observations.numpy(), **context)
+        self.acted_on = self.network_inputs(batch)
+        values, log_probs = map(th.from_numpy, others)
+        return th.from_numpy(actions.reshape(-1, *self.actions.shape)), values, log_probs, {}
 
     def next_values(self, batch: Any) -> th.Tensor:
         """Return V of the observations after a step, with the memory after it: (n_envs, 1), for vector rewards (n_envs, K)."""
+        actor = self.numpy_actor()
+        if actor is not None:
+            return th.from_numpy(actor.values(batch.observations.numpy()))
         return self.value_net(self.evaluate_batch(batch, reads=("latent_vf",)).latent_vf)
+
+    def numpy_actor(self) -> NumpyActor | None:
+        """Return the policy's networks as they are now in NumPy; None if they have another kind, which act through torch."""
+        if self._numpy_actor is None or not self._numpy_actor.is_current():
+            self._numpy_actor = NumpyActor(self)
+        is_used = self._numpy_actor.covers and self.temperature == 1 and not th.is_autocast_enabled("cpu")
+        return self._numpy_actor if is_used else None
 
     # ---- batches of a rollout, or of the auxiliary phase ----
 
@@ -589,7 +596,8 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
         :param context: further arguments of ``evaluate``
         :return: actions as environments take them, and the state for the next call
         """
-        self.set_training_mode(False)
+        if self.training:
+            self.set_training_mode(False)
         if isinstance(observation, tuple) and len(observation) == 2 and isinstance(observation[1], dict):
             raise ValueError(
                 "`predict` got a tuple. You are probably mixing Gym API with SB3 VecEnv API: `obs, info = env.reset()` (Gym), "
@@ -604,6 +612,9 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
         self, obs: PyTorchObs, state: Any, starts: np.ndarray | None, deterministic: bool = False, **context: Any
     ) -> tuple[th.Tensor, Any]:
         """Return actions, and the state after them."""
+        actor = self.numpy_actor()
+        if actor is not None:
+            return th.from_numpy(actor.choose(obs.numpy(), deterministic, **context)), state
         return self._predict(obs, deterministic, **context), state
 
     def _taken(self, actions: th.Tensor, vectorized_env: bool) -> Any:

@@ -98,19 +98,19 @@ def collect_steps(
 @unvalidated_distributions()
 def _finite_act(actor: Any, batch: Any) -> tuple[th.Tensor, th.Tensor, th.Tensor, dict[str, th.Tensor]]:
     """Act, and check the result once instead of the arguments of each distribution."""
-    message = "The policy gives actions or values that are NaN or infinite, from observations that are finite"
+    message, failure = "The policy gives actions or values that are NaN or infinite, from observations that are finite", None
     try:
         result = actor.act(batch)
-    except RuntimeError:  # torch's generators may refuse NaN probabilities; validation says which parameter it was
-        th.distributions.Distribution.set_default_validate_args(True)
-        try:
-            actor.act(batch)
-        except ValueError as error:
-            raise NonFiniteActionError(f"{message}: {error}") from error
-        raise
-    if not math.isfinite((result[1].sum() + result[2].sum()).item()):
-        raise NonFiniteActionError(message)
-    return result
+        if math.isfinite((result[1].sum() + result[2].sum()).item()):
+            return result
+    except RuntimeError as error:  # torch's generators may refuse NaN probabilities
+        failure = error
+    th.distributions.Distribution.set_default_validate_args(True)  # validation says which parameter it was
+    try:
+        actor.act(batch)
+    except ValueError as error:
+        raise NonFiniteActionError(f"{message}: {error}") from error
+    raise failure or NonFiniteActionError(message)
 
 
 def _bootstrapped(

@@ -1,0 +1,233 @@
+"""Acting with small networks in NumPy: torch takes ten times as long for one observation, nearly all of it in Python."""
+
+import operator
+from collections.abc import Callable
+from contextlib import suppress
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import torch as th
+from gymnasium import spaces
+from sb3_contrib.common.maskable.distributions import (
+    MaskableBernoulliDistribution,
+    MaskableCategoricalDistribution,
+    MaskableMultiCategoricalDistribution,
+)
+from stable_baselines3.common.distributions import (
+    BernoulliDistribution,
+    CategoricalDistribution,
+    DiagGaussianDistribution,
+    MultiCategoricalDistribution,
+    SquashedDiagGaussianDistribution,
+)
+from stable_baselines3.common.torch_layers import FlattenExtractor, MlpExtractor
+from torch import nn
+
+from sb3_ppg.actions import SquashedGaussianDistribution
+from sb3_ppg.policies.extractors import SharedTrunk
+from sb3_ppg.policies.heads import ValueHead, VectorValueHead
+
+Layer = Callable[[np.ndarray], np.ndarray]
+Draw = Callable[[np.ndarray, Any, bool], tuple[np.ndarray, np.ndarray]]
+
+LARGEST_LAYER = 2**18  # number of weights up to which NumPy is faster, with any number of environments
+EXCLUDED = np.float32(-1e8)  # logit of an action that a mask excludes, as in sb3-contrib
+HALF_LOG_2_PI = np.float32(0.5 * np.log(2 * np.pi))
+EPS = np.finfo(np.float32).eps
+ACTIVATIONS: dict[type[nn.Module], Callable[[Any], Layer]] = {
+    nn.Tanh: lambda _: np.tanh,
+    nn.ReLU: lambda _: lambda x: np.maximum(x, 0),
+    nn.LeakyReLU: lambda module: lambda x: np.where(x > 0, x, np.float32(module.negative_slope) * x),
+    nn.ELU: lambda module: lambda x: np.where(x > 0, x, np.float32(module.alpha) * np.expm1(np.minimum(x, 0))),
+    nn.Sigmoid: lambda _: _sigmoid,
+    nn.SiLU: lambda _: lambda x: x * _sigmoid(x),
+}
+# Methods of a policy that say how it acts; a class or an object that has its own acts through torch
+METHODS = ("evaluate", "forward", "extract_features", "_get_action_dist_from_latent", "_act", "get_distribution", "_predict")
+
+
+class NotCovered(Exception):
+    """Raised for a part of a policy that has no counterpart here."""
+
+
+class NumpyActor:
+    """
+    A policy's networks as functions of NumPy, on views of torch's parameters, so that they change with these.
+
+    It covers what ``MlpPolicy`` and its maskable variant are made of: flat observations, linear layers and activations,
+    distributions of SB3 and sb3-contrib except gSDE. Actions are drawn from torch's generator, and are those that torch draws
+    unless rounding decides.
+
+    :param policy: policy
+    """
+
+    covers: bool = False  # whether the policy is of such parts
+
+    def __init__(self, policy: Any):
+        modules = [*policy.modules()]
+        owners = (owner for module in modules for owner in (module._modules, module._parameters, module._buffers))
+        self._owners = [owner for owner in owners if owner]
+        self._hooks = [owner for module in modules for owner in (module._forward_hooks, module._forward_pre_hooks)]
+        self._parts = self._current_parts()
+        self._tensors = [part for part in self._parts if isinstance(part, th.Tensor)]
+        self._places = [*map(th.Tensor.data_ptr, self._tensors)]
+        is_plain = all(getattr(type(policy), name).__module__.startswith("sb3_ppg.") for name in METHODS)
+        is_plain &= policy.input_keys in ((), ("action_masks",))
+        is_plain &= not {*METHODS} & vars(policy).keys() and not any("forward" in vars(module) for module in modules)
+        if is_plain and not any(self._hooks) and policy.mixed_precision is None and policy.device.type == "cpu":
+            with suppress(NotCovered):
+                self._encode = _encoder(policy)
+                trunk, head = policy.mlp_extractor, policy.value_net
+                self._pi_layers = _layers(trunk.policy_net)
+                self._vf_layers = None if type(trunk) is SharedTrunk else _layers(trunk.value_net)
+                self._action_layers, self._value_layers = _layers(policy.action_net), _layers(head)
+                self._draw = _draw_of(policy)
+                self.covers = True
+
+    def _current_parts(self) -> list[Any]:
+        return [*chain.from_iterable(map(dict.values, self._owners))]
+
+    def is_current(self) -> bool:
+        """Return whether the policy still consists of the same networks and parameters."""
+        parts = self._current_parts()
+        is_same = len(parts) == len(self._parts) and all(map(operator.is_, parts, self._parts))
+        return is_same and not any(self._hooks) and [*map(th.Tensor.data_ptr, self._tensors)] == self._places
+
+    def act(self, observations: np.ndarray, action_masks: Any = None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """
+        Act like the policy.
+
+        :param observations: array as environments give it, (B, ...)
+        :param action_masks: True where an action is possible, (B, ...). None: everywhere
+        :return: samples of the distribution, (B,) or (B, action dimensions); V(s), (B, number of values); log π(a|s), (B,)
+        """
+        features = self._encode(observations)
+        latent_pi = _through(self._pi_layers, features)
+        latent_vf = latent_pi if self._vf_layers is None else _through(self._vf_layers, features)
+        actions, log_probs = self._draw(_through(self._action_layers, latent_pi), action_masks, False)
+        return actions, _through(self._value_layers, latent_vf), log_probs
+
+    def choose(self, observations: np.ndarray, deterministic: bool, action_masks: Any = None) -> np.ndarray:
+        """Return samples of the distribution, or the most likely actions; see ``act``."""
+        latent_pi = _through(self._pi_layers, self._encode(observations))
+        return self._draw(_through(self._action_layers, latent_pi), action_masks, deterministic)[0]
+
+    def values(self, observations: np.ndarray) -> np.ndarray:
+        """Return V(s), (B, number of values)."""
+        layers = self._pi_layers if self._vf_layers is None else self._vf_layers
+        return _through(self._value_layers, _through(layers, self._encode(observations)))
+
+
+# ---- networks ----
+
+
+def _through(layers: list[Layer], array: np.ndarray) -> np.ndarray:
+    for layer in layers:
+        array = layer(array)
+    return array
+
+
+def _sigmoid(x: np.ndarray) -> np.ndarray:
+    return 0.5 * (1 + np.tanh(0.5 * x))
+
+
+def _layers(network: Any) -> list[Layer]:
+    """Return the functions of linear layers, activations, value heads, and sequences of such."""
+    kind: Any = type(network)
+    if kind is nn.Sequential:
+        return [layer for part in network.children() for layer in _layers(part)]
+    if kind in (ValueHead, VectorValueHead):
+        mean, std = network.mean.numpy(), network.std.numpy()
+        before = [] if network.layers is None else _layers(network.layers)
+        return [*before, _linear(network), lambda x: mean + std * x]
+    if kind is nn.Linear:
+        return [_linear(network)]
+    if kind in ACTIVATIONS:
+        return [ACTIVATIONS[kind](network)]
+    raise NotCovered
+
+
+def _linear(layer: nn.Linear) -> Layer:
+    if layer.weight.dtype != th.float32 or layer.weight.numel() > LARGEST_LAYER:
+        raise NotCovered
+    weight = layer.weight.detach().numpy().T
+    if layer.bias is None:
+        return lambda x: x @ weight
+    bias = layer.bias.detach().numpy()
+    return lambda x: x @ weight + bias
+
+
+def _encoder(policy: Any) -> Layer:
+    """Return the function from observations to the inputs of the first layers, (B, features_dim), of float32."""
+    space = policy.preprocessed_space
+    extractors = {type(policy.pi_features_extractor), type(policy.vf_features_extractor)}
+    if extractors != {FlattenExtractor} or type(policy.mlp_extractor) not in (MlpExtractor, SharedTrunk):
+        raise NotCovered
+    if (isinstance(space, spaces.Box) and not policy.scaled_images) or isinstance(space, spaces.MultiBinary):
+        return lambda x: x.reshape(len(x), -1).astype(np.float32, copy=False)
+    if isinstance(space, spaces.Discrete):
+        one_hot, start = np.eye(space.n, dtype=np.float32), space.start
+        return lambda x: one_hot[x.reshape(-1).astype(np.int64) - start]
+    raise NotCovered
+
+
+# ---- distributions ----
+
+
+def _draw_of(policy: Any) -> Draw:
+    """Return the function from a distribution's parameters and masks to actions and their log-probabilities."""
+    distribution = policy._action_dist
+    kind = type(distribution)
+    if kind in (CategoricalDistribution, MaskableCategoricalDistribution):
+        return _draw_choice
+    if kind in (MultiCategoricalDistribution, MaskableMultiCategoricalDistribution, MaskableBernoulliDistribution):
+        ends = np.cumsum(distribution.action_dims)[:-1].tolist()
+        return lambda logits, masks, mode: _draw_choices(logits, masks, mode, ends)
+    if kind is BernoulliDistribution:
+        return _draw_bits
+    if kind in (DiagGaussianDistribution, SquashedDiagGaussianDistribution, SquashedGaussianDistribution):
+        log_std, epsilon = policy.log_std.detach().numpy(), getattr(distribution, "epsilon", None)
+        return lambda mean, _, mode: _draw_numbers(mean, log_std, mode, epsilon)
+    raise NotCovered
+
+
+def _draw_choice(logits: np.ndarray, masks: Any, mode: bool) -> tuple[np.ndarray, np.ndarray]:
+    if masks is not None:
+        logits = np.where(np.asarray(masks, dtype=bool).reshape(logits.shape), logits, EXCLUDED)
+    shifted = logits - logits.max(axis=1, keepdims=True)
+    weights = np.exp(shifted)
+    totals = weights.sum(axis=1, keepdims=True)
+    if mode:
+        chosen = weights.argmax(axis=1)
+    else:  # as torch.multinomial draws one sample
+        chosen = (weights / totals / th.empty(weights.shape).exponential_().numpy()).argmax(axis=1)
+    return chosen, shifted[np.arange(len(chosen)), chosen] - np.log(totals[:, 0])
+
+
+def _draw_choices(logits: np.ndarray, masks: Any, mode: bool, ends: list[int]) -> tuple[np.ndarray, np.ndarray]:
+    parts = np.split(logits, ends, axis=1)
+    masks_of_parts = [None] * len(parts) if masks is None else np.split(np.asarray(masks).reshape(logits.shape), ends, axis=1)
+    drawn = [_draw_choice(part, own, mode) for part, own in zip(parts, masks_of_parts, strict=True)]
+    chosen, log_probs = zip(*drawn, strict=True)
+    return np.stack(chosen, axis=1), np.stack(log_probs, axis=1).sum(axis=1)
+
+
+def _draw_bits(logits: np.ndarray, masks: Any, mode: bool) -> tuple[np.ndarray, np.ndarray]:
+    probabilities = _sigmoid(logits)
+    bits = probabilities.round() if mode else th.bernoulli(th.from_numpy(probabilities)).numpy()
+    # log p = logit - softplus(logit), log(1 - p) = -softplus(logit)
+    return bits, (bits * logits - np.logaddexp(0, logits)).sum(axis=1)
+
+
+def _draw_numbers(mean: np.ndarray, log_std: np.ndarray, mode: bool, epsilon: float | None) -> tuple[np.ndarray, np.ndarray]:
+    std = np.exp(log_std)
+    numbers = mean if mode else mean + std * th.empty(mean.shape).normal_().numpy()
+    actions = numbers if epsilon is None else np.tanh(numbers)
+    if epsilon is not None:  # squashed; as SB3 computes it, from the action alone
+        within = actions.clip(-1 + EPS, 1 - EPS)
+        numbers = np.float32(0.5) * (np.log1p(within) - np.log1p(-within))
+    log_probs = -0.5 * np.square((numbers - mean) / std) - log_std - HALF_LOG_2_PI
+    if epsilon is not None:
+        log_probs -= np.log(1 - np.square(actions) + np.float32(epsilon))
+    return actions, log_probs.sum(axis=1)
