@@ -23,6 +23,7 @@ from stable_baselines3.common.distributions import (
 )
 from stable_baselines3.common.torch_layers import FlattenExtractor, MlpExtractor
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from sb3_ppg.actions import SquashedGaussianDistribution
 from sb3_ppg.policies.extractors import SharedTrunk
@@ -70,9 +71,9 @@ class NumpyActor:
         self._owners = [owner for owner in owners if owner]
         self._hooks = [owner for module in modules for owner in (module._forward_hooks, module._forward_pre_hooks)]
         self._parts = self._current_parts()
-        self._tensors = [part for part in self._parts if isinstance(part, th.Tensor)]
+        self._tensors = [part for part in self._parts if isinstance(part, th.Tensor) and not is_lazy(part)]
         self._places = [*map(th.Tensor.data_ptr, self._tensors)]
-        is_plain = all(getattr(type(policy), name).__module__.startswith("sb3_ppg.") for name in METHODS)
+        is_plain = all((getattr(type(policy), name).__module__ or "").startswith("sb3_ppg.") for name in METHODS)
         is_plain &= policy.input_keys in ((), ("action_masks",))
         is_plain &= not {*METHODS} & vars(policy).keys() and not any("forward" in vars(module) for module in modules)
         if is_plain and not any(self._hooks) and policy.mixed_precision is None and policy.device.type == "cpu":
