@@ -118,6 +118,7 @@ def _bootstrapped(
 ) -> np.ndarray:
     """Return rewards, (n_envs,), with γ V(last observation) added to the last one of an episode that a time limit ended."""
     rewards = np.add(rewards, np.float32(0))  # not the environments' own array, which may also hold integers
+    cut_off, last_observations = [], []
     for index in dones.nonzero()[0].tolist():
         is_cut_off = infos[index].get("TimeLimit.truncated", False)
         last_observation = infos[index].get("terminal_observation")
@@ -125,15 +126,18 @@ def _bootstrapped(
         is_possible = last_observation is not None or not (is_cut_off and model.ignore_terminations)
         require(model, is_possible, "ignore_terminations", remedy)
         if last_observation is not None and is_cut_off:
-            observation, _ = model.policy.obs_to_tensor(last_observation)
-            with th.no_grad():
-                memory = {name: array[[index]] for name, array in model.memory.items()}
-                (value,) = model.policy.next_values(model.policy.step_batch(observation, np.array([False]), memory))
-            place = rewards
-            if isinstance(rollout_buffer, SeparatesBootstrap):  # because it normalizes rewards
-                place = rollout_buffer.bootstrapped[rollout_buffer.pos]
-            bootstrap = value.cpu().numpy().reshape(place.shape[1:])  # of each component, if there are several
-            place[index] += np.asarray(model.gamma, bootstrap.dtype) * bootstrap
+            cut_off.append(index)
+            last_observations.append(last_observation)
+    if cut_off:
+        observations, _ = model.policy.obs_to_tensor(map_arrays(lambda *leaves: np.stack(leaves), *last_observations))
+        memory = {name: array[cut_off] for name, array in model.memory.items()}
+        with th.no_grad():
+            values = model.policy.next_values(model.policy.step_batch(observations, np.zeros(len(cut_off)), memory))
+        place = rewards
+        if isinstance(rollout_buffer, SeparatesBootstrap):  # because it normalizes rewards
+            place = rollout_buffer.bootstrapped[rollout_buffer.pos]
+        bootstrap = values.cpu().numpy().reshape(len(cut_off), *place.shape[1:])  # of each component, if there are several
+        place[cut_off] += np.asarray(model.gamma, bootstrap.dtype) * bootstrap
     return rewards
 
 
