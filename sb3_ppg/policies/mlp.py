@@ -614,7 +614,7 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
         """Return actions, and the state after them."""
         actor = self.numpy_actor()
         if actor is not None:
-            return th.from_numpy(actor.choose(obs.numpy(), deterministic, **context)), state
+            return th.from_numpy(actor.choose(np.asarray(obs), deterministic, **context)), state
         return self._predict(obs, deterministic, **context), state
 
     def _taken(self, actions: th.Tensor, vectorized_env: bool) -> Any:
