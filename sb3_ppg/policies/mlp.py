@@ -512,14 +512,19 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
 
     def act(self, batch: Any) -> tuple[th.Tensor, th.Tensor, th.Tensor, dict[str, th.Tensor]]:
         """Return actions, (n_envs, ...); V(s), (n_envs, 1); log π(a|s), (n_envs,); the memory after the step."""
-        context = {key: getattr(batch, key) for key in self.input_keys}
-        actor = None if th.distributions.Distribution._validate_args else self.numpy_actor()  # it does not validate
+        return *self(batch.observations, **{key: getattr(batch, key) for key in self.input_keys}), {}
+
+    def act_in_numpy(self, batch: Any) -> tuple[th.Tensor, th.Tensor, th.Tensor, dict[str, th.Tensor]] | None:
+        """Act like ``act``; return None for networks that NumPy does not cover, and for numbers that are not finite."""
+        actor = self.numpy_actor()
         if actor is None:
-            return *self(batch.observations, **context), {}
-        actions, *others = actor.act(batch.observations.numpy(), **context)
-        self.acted_on = self.network_inputs(batch)
-        values, log_probs = map(th.from_numpy, others)
-        return th.from_numpy(actions.reshape(-1, *self.actions.shape)), values, log_probs, {}
+            return None
+        actions, values, log_probs = actor.act(batch.observations.numpy(), getattr(batch, "action_masks", None))
+        if not math.isfinite(values.sum() + log_probs.sum()):
+            return None
+        vars(self)["acted_on"] = self.network_inputs(batch)  # much faster than through torch
+        actions = actions.reshape(-1, *self.actions.shape)
+        return th.from_numpy(actions), th.from_numpy(values), th.from_numpy(log_probs), {}
 
     def next_values(self, batch: Any) -> th.Tensor:
         """Return V of the observations after a step, with the memory after it: (n_envs, 1), for vector rewards (n_envs, K)."""

@@ -69,7 +69,8 @@ def collect_steps(
         with th.no_grad():
             obs_tensor = obs_as_tensor(model._last_obs, model.device)
             batch = model.policy.step_batch(obs_tensor, model._last_episode_starts, inputs)
-            actions, values, log_probs, memory = _finite_act(actor, batch)
+            result = model.policy.act_in_numpy(batch) or _finite_act(actor, batch)
+        actions, values, log_probs, memory = result
         actions = actions.cpu()
         clipped_actions, actions = model.policy.actions.for_step(actions), actions.numpy()
         new_obs, rewards, dones, infos = steps.take(clipped_actions, n_steps + 1)
@@ -98,19 +99,19 @@ def collect_steps(
 @unvalidated_distributions()
 def _finite_act(actor: Any, batch: Any) -> tuple[th.Tensor, th.Tensor, th.Tensor, dict[str, th.Tensor]]:
     """Act, and check the result once instead of the arguments of each distribution."""
-    message, failure = "The policy gives actions or values that are NaN or infinite, from observations that are finite", None
+    message = "The policy gives actions or values that are NaN or infinite, from observations that are finite"
     try:
         result = actor.act(batch)
-        if math.isfinite((result[1].sum() + result[2].sum()).item()):
-            return result
-    except RuntimeError as error:  # torch's generators may refuse NaN probabilities
-        failure = error
-    th.distributions.Distribution.set_default_validate_args(True)  # validation says which parameter it was
-    try:
-        actor.act(batch)
-    except ValueError as error:
-        raise NonFiniteActionError(f"{message}: {error}") from error
-    raise failure or NonFiniteActionError(message)
+    except RuntimeError:  # torch's generators may refuse NaN probabilities; validation says which parameter it was
+        th.distributions.Distribution.set_default_validate_args(True)
+        try:
+            actor.act(batch)
+        except ValueError as error:
+            raise NonFiniteActionError(f"{message}: {error}") from error
+        raise
+    if not math.isfinite((result[1].sum() + result[2].sum()).item()):
+        raise NonFiniteActionError(message)
+    return result
 
 
 def _bootstrapped(
