@@ -1,105 +1,138 @@
 """
-``MlpPolicy``, LSTMs and masks: the policy phase's update and the rollouts against PPO, RecurrentPPO and MaskablePPO. Ratios of
-medians of five turns, taken alternately in one run, each contestant in a process of its own.
+Steps per second of whole trainings: PPG, eager and compiled, auxiliary phases included, and the PPO of SB3, SBX (JAX) and rlox
+(Rust), or sb3-contrib's RecurrentPPO and MaskablePPO, with the same environments, networks, rollouts of 2,048 steps,
+minibatches of 64 and ten epochs.
 
-    python -m benchmarks.speed    # nothing else should run
+Turns of four rollouts, taken alternately in one run, each contestant in a process of its own, on one core; the first turn, in
+which PPG and SBX compile, does not count. SBX and rlox are installed where only their own processes see them.
+
+    python -m benchmarks.speed    # 30 minutes; nothing else should run
 """
 
+import importlib
 import os
-import statistics
+import platform
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from importlib.metadata import version
+from typing import Any, NamedTuple
 
 import pandas as pd
 import torch as th
 from sb3_contrib import MaskablePPO, RecurrentPPO
 from sb3_contrib.common.envs import InvalidActionEnvDiscrete
 from stable_baselines3 import PPO
-from stable_baselines3.common.callbacks import CallbackList
 from stable_baselines3.common.env_util import make_vec_env
-from stable_baselines3.common.logger import Logger
-from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 
+from benchmarks import venvs
 from benchmarks.harness import RESULTS, take_turns
 from sb3_ppg import PPG, MaskablePPG, RecurrentPPG
 from sb3_ppg.comparison.report import page, table
 from sb3_ppg.comparison.runs import machine
 
+TURN = 8192  # steps, a phase
+SBX, RLOX = "SBX PPO", "rlox PPO"
 HUNDRED_ACTIONS = partial(InvalidActionEnvDiscrete, dim=100, n_invalid_actions=80)
-CONTESTS: dict[str, tuple[Any, type[OnPolicyAlgorithm], type[PPG], str]] = {
-    "CartPole-v1": ("CartPole-v1", PPO, PPG, "MlpPolicy"),
-    "Pendulum-v1": ("Pendulum-v1", PPO, PPG, "MlpPolicy"),
-    "CartPole-v1, LSTMs": ("CartPole-v1", RecurrentPPO, RecurrentPPG, "MlpLstmPolicy"),
-    "100 actions, masks": (HUNDRED_ACTIONS, MaskablePPO, MaskablePPG, "MlpPolicy"),
+
+
+class Contest(NamedTuple):
+    """
+    Environments, and the algorithms that train in them.
+
+    :param policy: name of the policy
+    :param classes: PPO of SB3 or sb3-contrib, and PPG
+    :param others: further contestants
+    """
+
+    env: Any
+    n_envs: int
+    policy: str = "MlpPolicy"
+    classes: tuple[Any, Any] = (PPO, PPG)
+    others: tuple[str, ...] = (SBX, RLOX)
+
+
+CONTESTS = {
+    "CartPole-v1, 1 environment": Contest("CartPole-v1", 1),
+    "Pendulum-v1, 1 environment": Contest("Pendulum-v1", 1),
+    "CartPole-v1": Contest("CartPole-v1", 8),
+    "Pendulum-v1": Contest("Pendulum-v1", 8),
+    "LunarLander-v3": Contest("LunarLander-v3", 8),
+    "HalfCheetah-v5": Contest("HalfCheetah-v5", 8),
+    "CartPole-v1, LSTMs, 1 environment": Contest("CartPole-v1", 1, "MlpLstmPolicy", (RecurrentPPO, RecurrentPPG), ()),
+    "100 actions, masks, 1 environment": Contest(HUNDRED_ACTIONS, 1, "MlpPolicy", (MaskablePPO, MaskablePPG), ()),
 }
-COLUMNS = {
-    "environment": "{env}",
-    "update, samples/s: PPO": "{update_ppo:,.0f}",
-    "update: PPG": "{update_ppg:,.0f}",
-    "update: ratio": "{update_over_ppo:.2f}",
-    "rollout, steps/s: PPO": "{rollout_ppo:,.0f}",
-    "rollout: PPG": "{rollout_ppg:,.0f}",
-    "rollout: ratio": "{rollout_over_ppo:.2f}",
-}
+CONTESTANTS = ("PPO", SBX, RLOX, "PPG", "PPG, compiled")
 
 
-def seconds(function: Callable[..., Any], *arguments: Any) -> float:
-    """Return the time that a call takes."""
-    start = time.perf_counter()
-    function(*arguments)
-    return time.perf_counter() - start
-
-
-def rollouts_and_updates(algorithm: str, contest: str) -> Callable[[], dict[str, float]]:
-    """Measure with the same network, rollouts, minibatches of 64 and epochs; one thread."""
-    settings: dict[str, Any] = dict(n_steps=256, batch_size=64, n_epochs=4, max_grad_norm=0.5, ent_coef=0.01, seed=0)
-    env, ppo, ppg, policy = CONTESTS[contest]
-    cls: Any = {"PPO": ppo, "PPG": ppg}[algorithm]
-    model = cls(policy, make_vec_env(env, 8, seed=0), device="cpu", **settings)
-    # As `learn` leaves it before the first rollout, without a log
-    model.set_logger(Logger(folder=None, output_formats=[]))
-    model._setup_learn(10**9)
-    callback = CallbackList([])
-    callback.init_callback(model)
-    update = model.policy_phase if isinstance(model, PPG) else model.train
+def training(name: str, contest: Contest) -> Callable[[], dict[str, float]]:
+    """Return a function that trains for a turn and measures the steps per second."""
+    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})  # as JAX takes all that it may
+    th.set_num_threads(1)
+    n_steps = 2048 // contest.n_envs
+    shared: dict[str, Any] = dict(n_steps=n_steps, batch_size=64, n_epochs=10, seed=0)
+    if name == RLOX:
+        sys.path.append(str(venvs.installed("rlox", "--no-deps rlox==1.2.0")[1]))
+        make = importlib.import_module("rlox.algorithms.ppo").PPO
+        options: dict[str, Any] = dict(learning_rate=3e-4, ent_coef=0.0, clip_vloss=False, anneal_lr=False)
+        train = make(contest.env, n_envs=contest.n_envs, **shared, **options).train
+    else:
+        cls, more = contest.classes[name.startswith("PPG")], {}
+        if name == SBX:
+            sys.path.append(str(venvs.installed("sbx", venvs.SBX)[1]))
+            os.environ["JAX_PLATFORMS"] = "cpu"
+            cls = importlib.import_module("sbx").PPO
+        elif name.startswith("PPG"):
+            more = dict(compile_updates=name == "PPG, compiled")
+        model = cls(contest.policy, make_vec_env(contest.env, contest.n_envs, seed=0), device="cpu", **shared, **more)
+        train = partial(model.learn, reset_num_timesteps=False)
 
     def measure() -> dict[str, float]:
-        rollouts, updates = [], []
-        for _ in range(5):
-            rollouts.append(seconds(model.collect_rollouts, model.env, callback, model.rollout_buffer, model.n_steps))
-            updates.append(seconds(update))
-        return dict(rollout=statistics.median(rollouts), update=statistics.median(updates))
+        start = time.perf_counter()
+        train(TURN)
+        return {"speed": TURN / (time.perf_counter() - start)}
 
     return measure
 
 
 def run() -> pd.DataFrame:
-    """Measure each contest."""
-    rows = []
-    for contest in CONTESTS:
-        turns = take_turns({algorithm: (rollouts_and_updates, algorithm, contest) for algorithm in ("PPO", "PPG")})
-        found = turns.groupby("contestant").median()
-        row: dict[str, Any] = dict(env=contest)
-        for part, n_samples in (("update", 8192), ("rollout", 2048)):
-            row |= {f"{part}_{name.lower()}": n_samples / found.loc[name, part] for name in ("PPO", "PPG")}
-            row[f"{part}_over_ppo"] = found.loc["PPO", part] / found.loc["PPG", part]
-        rows.append(row)
-    return pd.DataFrame(rows).round(3)
+    """Measure each contest: a row for each turn."""
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+    about = dict(processor=machine(), commit=commit, torch=th.__version__, python=platform.python_version())
+    about["stable_baselines3"] = version("stable_baselines3")
+    found = []
+    for title, contest in CONTESTS.items():
+        names = [name for name in CONTESTANTS if name not in (SBX, RLOX) or name in contest.others]
+        names = [name for name in names if "Lstm" not in contest.policy or name != "PPG, compiled"]  # LSTMs are not compiled
+        turns = take_turns({name: (training, name, contest) for name in names})
+        found.append(turns.assign(environments=title, **about).round(1))
+    return pd.concat(found)
 
 
-def report(rows: pd.DataFrame, where: str) -> str:
+def report(rows: pd.DataFrame) -> str:
     """Return the page."""
+    medians = rows.groupby(["environments", "contestant"], sort=False)["speed"].median().unstack()[list(CONTESTANTS)]
+    lines = []
+    for title, row in medians.reindex(list(CONTESTS)).iterrows():
+        ratios = [row["PPG"] / row["PPO"], *(row["PPG, compiled"] / row[["PPO", SBX, RLOX]])]
+        line = [title, *(f"{speed:,.0f}" for speed in row), *(f"{ratio:.2f}" for ratio in ratios)]
+        lines.append(["" if cell == "nan" else cell for cell in line])
+    about = rows.iloc[0]
     return page(
-        "Speed: MlpPolicy, LSTMs and masks",
-        f"`python -m benchmarks.speed`. Medians of 5 turns, taken alternately. 8 environments, minibatches of 64. {where}.",
-        table(list(COLUMNS), ([text.format(**row) for text in COLUMNS.values()] for row in rows.to_dict("records"))),
+        "Speed: whole trainings",
+        f"`python -m benchmarks.speed` at commit {about['commit']}. Steps per second on one core, medians of 5 turns of "
+        f"{TURN:,} steps, auxiliary phases included, compiling not. 8 environments x 256 steps or 1 x 2,048, minibatches "
+        "of 64, ten epochs. PPO: sb3-contrib's with LSTMs and masks, else SB3's. "
+        f"{about['processor']}, Python {about['python']}, torch {about['torch']}, stable-baselines3 "
+        f"{about['stable_baselines3']}, sbx-rl 0.28.0, rlox 1.2.0 (with CartPole in Rust).",
+        table(["environments", *CONTESTANTS, "PPG / PPO", *(f"compiled / {name}" for name in CONTESTANTS[:3])], lines),
     )
 
 
 if __name__ == "__main__":
     os.environ["OMP_NUM_THREADS"] = "1"  # of the processes
     rows = run()
-    rows.to_csv(RESULTS / "speed_mlp.csv", index=False)
-    (RESULTS / "speed.md").write_text(report(rows, f"{machine()}, torch {th.__version__}"))
+    rows.to_csv(RESULTS / "speed_training.csv", index=False)
+    (RESULTS / "speed.md").write_text(report(rows))

@@ -212,6 +212,7 @@ class LogitActions(Actions):
     def __init__(self, space: Any):
         super().__init__(space)
         self.start = th.as_tensor(getattr(space, "start", 0), device="cpu")
+        self.starts_at_zero = not self.start.any()
 
     @override
     def parameters(self, distribution: Any) -> th.Tensor:
@@ -229,7 +230,7 @@ class LogitActions(Actions):
 
     @override
     def for_environments(self, actions: th.Tensor) -> th.Tensor:
-        return actions + self.start
+        return actions if self.starts_at_zero else actions + self.start
 
     @override
     def from_environments(self, actions: th.Tensor) -> th.Tensor:

@@ -31,7 +31,7 @@ from sb3_ppg.arrays import parameters_of
 from sb3_ppg.buffers.aux_buffer import AuxBuffer
 from sb3_ppg.buffers.replay import RolloutReplay
 from sb3_ppg.buffers.rollout_buffers import with_vector_rewards
-from sb3_ppg.buffers.rollouts import RolloutEnd, store_floats
+from sb3_ppg.buffers.rollouts import RolloutEnd, compute_advantages, store_floats
 from sb3_ppg.callbacks import without_rank_zero_callbacks
 from sb3_ppg.distributed import rank
 from sb3_ppg.environments.vec_envs import GymnasiumVecEnv
@@ -147,7 +147,7 @@ class PhasicAlgorithm(PhasicInterface):
         if end is None:
             return False
         new_obs, values, dones = end
-        rollout_buffer.compute_returns_and_advantage(last_values=values, dones=dones)
+        compute_advantages(rollout_buffer, values, dones)
         last = as_stored(rollout_buffer, new_obs), values.squeeze(1).cpu().numpy(), dones.astype(bool)
         self.rollout_end = RolloutEnd(*last, {name: array.cpu().numpy() for name, array in self.memory.items()})
         if not session.has_checked_log_probs:

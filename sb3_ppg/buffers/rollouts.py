@@ -5,7 +5,7 @@ from collections import Counter, namedtuple
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any, Literal, NamedTuple, Protocol, Self, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, Self, cast, runtime_checkable
 
 import numpy as np
 import torch as th
@@ -282,6 +282,44 @@ def reset_rollout_buffer(rollout_buffer: RolloutBuffer) -> None:
     rollout_buffer.replaceable = names  # type: ignore[attr-defined]
 
 
+def add_step(
+    rollout_buffer: RolloutBuffer,
+    observations: Observations,
+    actions: np.ndarray,
+    rewards: np.ndarray,
+    episode_starts: np.ndarray,
+    values: th.Tensor,
+    log_probs: th.Tensor,
+    also: Mapping[str, Any],
+) -> None:
+    """
+    Add a step to a buffer; does the same as SB3's own ``add``, which copies arrays twice, on their way through torch.
+
+    :param also: further arguments of a class's own ``add``
+    """
+    buffer: Any = rollout_buffer
+    if also or type(buffer).add is not RolloutBuffer.add:
+        buffer.add(observations, actions, rewards, episode_starts, values, log_probs, **also)
+        return
+    step, array = buffer.pos, cast(np.ndarray, observations)
+    buffer.observations[step] = array.reshape(buffer.observations.shape[1:])
+    buffer.actions[step], buffer.rewards[step], buffer.episode_starts[step] = actions, rewards, episode_starts
+    buffer.values[step], buffer.log_probs[step] = values.cpu().numpy()[:, 0], log_probs.cpu().numpy()
+    buffer.pos += 1
+    buffer.full = buffer.pos == buffer.buffer_size
+
+
+def compute_advantages(rollout_buffer: RolloutBuffer, last_values: th.Tensor, dones: np.ndarray) -> None:
+    """Compute advantages and targets of a full buffer; does the same as SB3's own method, which takes longer."""
+    buffer: Any = rollout_buffer
+    if not _is_sb3s(buffer, "compute_returns_and_advantage"):
+        buffer.compute_returns_and_advantage(last_values=last_values, dones=dones)
+        return
+    arrays = (buffer.rewards, buffer.values, buffer.episode_starts, last_values[:, 0].cpu().numpy(), dones)
+    buffer.advantages = gae(*arrays, buffer.gamma, buffer.gae_lambda)
+    buffer.returns = buffer.advantages + buffer.values
+
+
 def _undo_get(rollout_buffer: RolloutBuffer) -> None:
     """Bring arrays that SB3's ``get`` has flattened, environment by environment, back into the order of steps."""
     if not rollout_buffer.generator_ready:
@@ -368,13 +406,11 @@ def gae(
     """
     dtype, advantages = values.dtype, np.zeros_like(values)
     gamma, decay = np.asarray(gamma, dtype), np.asarray(np.multiply(gamma, gae_lambda), dtype)
-    continues, last_continues = 1 - episode_starts.astype(dtype), 1 - last_dones.astype(dtype)
-    next_values, following, next_continues = last_values, np.zeros_like(last_values), last_continues
+    next_values = np.concatenate([values[1:], last_values[None]])
+    continues = 1 - np.concatenate([episode_starts[1:], last_dones[None]]).astype(dtype)
+    deltas, decays, following = rewards + gamma * next_values * continues - values, decay * continues, 0
     for step in reversed(range(len(rewards))):
-        delta = rewards[step] + gamma * next_values * next_continues - values[step]
-        following = delta + decay * next_continues * following
-        advantages[step] = following
-        next_values, next_continues = values[step], continues[step]
+        following = advantages[step] = deltas[step] + decays[step] * following
     return advantages
 
 

@@ -31,7 +31,7 @@ from sb3_ppg.policies import PhasicActorCriticPolicy
 from sb3_ppg.policies.extractors import has_convolutions
 
 # Number of optimizer steps in a run from which "auto" compiles
-WORTHWHILE_STEPS = 50_000
+WORTHWHILE_STEPS = 20_000
 # Size of an observation up to which convolutions are faster compiled. MinAtar's have 400 to 1,000 numbers
 SMALL_IMAGE = 1024
 # Compiling saves as much time on this many samples of a small CNN as on one optimizer step of an MLP
@@ -86,9 +86,9 @@ class CompiledFunction:
                 self._compiled = th.compile(self._function, **self._options)
         return self._compiled(*arguments)
 
-    def give_up(self, reason: str) -> None:
-        """Leave the work to the caller from now on."""
-        if not self.has_failed and self.training.is_asked_for:
+    def give_up(self, reason: str, is_avoidable: bool = False) -> None:
+        """Leave the work to the caller from now on; tell a user who has asked for compiled code, or can avoid the reason."""
+        if not self.has_failed and (self.training.is_asked_for or is_avoidable):
             warn(f"The {self.name} is not compiled: {reason}")
         self.has_failed = True
 
@@ -146,7 +146,7 @@ class CompiledStep(CompiledFunction):
         self._micro_batch_size = update.micro_batch_size
         self._restart()
         if has_hooks(self.losses_of, update.optimizer):
-            self.give_up("hooks are registered, which compiled code does not call")
+            self.give_up("hooks are registered, which compiled code does not call", is_avoidable=True)
         self._names = {parameter: name for name, parameter in self.losses_of.named_parameters()}
         if not {*self._parameters} <= self._names.keys():
             self.give_up("the optimizer has parameters that belong to neither the policy nor the objective")

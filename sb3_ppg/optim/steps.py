@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import torch as th
 from torch import nn
 from torch._higher_order_ops import while_loop
-from torch.optim.adam import adam
 from typing_extensions import override
 
 from sb3_ppg.arrays import map_arrays, n_samples
@@ -17,9 +16,9 @@ from sb3_ppg.losses import Losses
 from sb3_ppg.objectives import Objective
 from sb3_ppg.policies import PhasicActorCriticPolicy
 
-# Names of Adam's state and options, which its function takes
+# Names of Adam's state and options
 ADAM_STATE = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
-OPTIONS = ("amsgrad", "weight_decay", "eps", "maximize", "decoupled_weight_decay")
+OPTIONS = ("betas", "weight_decay", "eps", "maximize", "decoupled_weight_decay")
 
 
 class Gradient(NamedTuple):
@@ -51,7 +50,7 @@ class FlatGroup(NamedTuple):
 
     names: list[str]  # of each parameter in its network
     shapes: list[th.Size]
-    options: dict[str, Any]  # of `torch.optim.adam.adam`
+    options: dict[str, Any]  # of the optimizer
     learning_rate: th.Tensor  # ()
     # Values; means of the gradients, of their squares, and the largest of these with `amsgrad`, (N,) each; number of steps, ()
     state: list[th.Tensor]
@@ -61,14 +60,34 @@ class FlatGroup(NamedTuple):
         parts = numbers.split([shape.numel() for shape in self.shapes])
         return [part.view(shape) for part, shape in zip(parts, self.shapes, strict=True)]
 
-    def step(self, state: list[th.Tensor], gradient: th.Tensor) -> list[th.Tensor]:
-        """Return the state after a step from another one. ``gradient``: (N,)."""
-        values, *moments, n_steps = state = [tensor.clone() for tensor in state]
-        lists: Any = [[tensor] for tensor in (values, gradient, *moments)]
-        lists += [[]] * (5 - len(lists))  # without `amsgrad`
-        lists.append([n_steps])
-        adam(*lists, lr=self.learning_rate, **self.options)
-        return state
+    def bias_corrections(self, n: int) -> th.Tensor:
+        """Return what the next steps divide means of gradients by, and roots of means of squares, (n, 2)."""
+        numbers = self.state[-1] + th.arange(1, n + 1, device=self.state[-1].device)
+        beta1, beta2 = self.options["betas"]
+        return th.stack([1 - beta1**numbers, (1 - beta2**numbers).sqrt()], dim=1)
+
+    def step(self, state: list[th.Tensor], gradient: th.Tensor, corrections: th.Tensor) -> list[th.Tensor]:
+        """
+        Return the state after a step from another one, like ``torch.optim.adam.adam``, in which compiled code would compute
+        two powers for every eight parameters.
+
+        :param gradient: (N,)
+        :param corrections: a row of ``bias_corrections``
+        """
+        values, mean, square, *largest, n_steps = state
+        beta1, beta2 = self.options["betas"]
+        weight_decay = self.options["weight_decay"]
+        gradient = -gradient if self.options["maximize"] else gradient
+        if self.options["decoupled_weight_decay"]:
+            values = values * (1 - self.learning_rate * weight_decay)
+        elif weight_decay != 0:
+            gradient = gradient + weight_decay * values
+        mean = mean.lerp(gradient, 1 - beta1)
+        square = beta2 * square + (1 - beta2) * gradient * gradient
+        largest = [th.maximum(latest, square) for latest in largest]
+        denominator = (*largest, square)[0].sqrt() / corrections[1] + self.options["eps"]
+        values = values - self.learning_rate / corrections[0] * (mean / denominator)
+        return [values, mean, square, *largest, n_steps + 1]
 
 
 class FlatAdam:
@@ -94,13 +113,11 @@ class FlatAdam:
                 self._originals.append((group, flattened, states))
                 columns = [flattened, *([state[name] for state in states] for name in ADAM_STATE if name in states[0])]
                 values, *moments = (th.cat([tensor.detach().flatten() for tensor in column]) for column in columns)
-                beta1, beta2 = group["betas"]
-                options = {name: group[name] for name in OPTIONS} | dict(beta1=beta1, beta2=beta2, foreach=False, fused=False)
                 self.groups.append(
                     FlatGroup(
                         names=[names[parameter] for parameter in flattened],
                         shapes=[parameter.shape for parameter in flattened],
-                        options=options,
+                        options={name: group[name] for name in OPTIONS},
                         learning_rate=th.empty((), dtype=th.float64, device=values.device),
                         state=[values, *moments, states[0]["step"].double()],  # in eager mode, Adam computes with it in Python
                     )
@@ -170,8 +187,8 @@ def run_adam_steps(
         norm = th.stack([gradient.abs().square().sum() for gradient in gradients]).sum().sqrt()
         scale = 1.0 if max_grad_norm is None else th.clamp(max_grad_norm / (norm + 1e-6), max=1.0)
         gradients = [gradient * scale for gradient in gradients]
-        pairs = zip(states, gradients, strict=True)
-        states = [group.step(state, gradient) for group, (state, gradient) in zip(groups, pairs, strict=True)]
+        rows = [_row(of_group, number) for of_group in corrections]
+        states = [FlatGroup.step(*each) for each in zip(groups, states, gradients, rows, strict=True)]
         places = th.arange(len(records[0]), device=number.device) == number
         records = tuple(
             th.where(places.reshape(-1, *[1] * new.dim()), new.to(old.dtype), old)
@@ -180,6 +197,7 @@ def run_adam_steps(
         return number + 1, records, states, gradients
 
     states, start = [group.state for group in groups], th.zeros_like(n_steps)
+    corrections = [group.bias_corrections(len(records[0])) for group in groups]
     with th.no_grad():
         latest = [th.zeros_like(values) for values, *_ in states]
         _, records, states, latest = while_loop(is_left, step, (start, records, states, latest))

@@ -505,6 +505,8 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
         :param episode_starts: whether they begin an episode, (n_envs,)
         :param inputs: the policy's memory, and other arrays of ``input_keys``. One that is not there is None in the batch
         """
+        if not self.input_keys:
+            return SimpleNamespace(observations=observations)
         inputs = {"episode_starts": episode_starts.astype(np.float32), **inputs}
         found = [(key, inputs.get(key)) for key in self.input_keys]
         fields = {key: None if array is None else th.as_tensor(array, device=self.device) for key, array in found}
@@ -513,18 +515,6 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
     def act(self, batch: Any) -> tuple[th.Tensor, th.Tensor, th.Tensor, dict[str, th.Tensor]]:
         """Return actions, (n_envs, ...); V(s), (n_envs, 1); log π(a|s), (n_envs,); the memory after the step."""
         return *self(batch.observations, **{key: getattr(batch, key) for key in self.input_keys}), {}
-
-    def act_in_numpy(self, batch: Any) -> tuple[th.Tensor, th.Tensor, th.Tensor, dict[str, th.Tensor]] | None:
-        """Act like ``act``; return None for networks that NumPy does not cover, and for numbers that are not finite."""
-        actor = self.numpy_actor()
-        if actor is None:
-            return None
-        actions, values, log_probs = actor.act(batch.observations.numpy(), getattr(batch, "action_masks", None))
-        if not math.isfinite(values.sum() + log_probs.sum()):
-            return None
-        vars(self)["acted_on"] = self.network_inputs(batch)  # much faster than through torch
-        actions = actions.reshape(-1, *self.actions.shape)
-        return th.from_numpy(actions), th.from_numpy(values), th.from_numpy(log_probs), {}
 
     def next_values(self, batch: Any) -> th.Tensor:
         """Return V of the observations after a step, with the memory after it: (n_envs, 1), for vector rewards (n_envs, K)."""
@@ -618,9 +608,8 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
     ) -> tuple[th.Tensor, Any]:
         """Return actions, and the state after them."""
         actor = self.numpy_actor()
-        if actor is not None:
-            return th.from_numpy(actor.choose(np.asarray(obs), deterministic, **context)), state
-        return self._predict(obs, deterministic, **context), state
+        actions = None if actor is None else actor.choose(np.asarray(obs), deterministic, **context)
+        return self._predict(obs, deterministic, **context) if actions is None else th.from_numpy(actions), state
 
     def _taken(self, actions: th.Tensor, vectorized_env: bool) -> Any:
         """Return samples of the distribution, (B, ...), as environments take them: an array, for nested spaces a list."""

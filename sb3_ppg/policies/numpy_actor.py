@@ -1,5 +1,6 @@
 """Acting with small networks in NumPy: torch takes ten times as long for one observation, nearly all of it in Python."""
 
+import math
 import operator
 from collections.abc import Callable
 from contextlib import suppress
@@ -45,7 +46,10 @@ ACTIVATIONS: dict[type[nn.Module], Callable[[Any], Layer]] = {
     nn.SiLU: lambda _: lambda x: x * _sigmoid(x),
 }
 # Methods of a policy that say how it acts; a class or an object that has its own acts through torch
-METHODS = ("evaluate", "forward", "extract_features", "_get_action_dist_from_latent", "_act", "get_distribution", "_predict")
+METHODS = (
+    *("evaluate", "forward", "extract_features", "_get_action_dist_from_latent", "_act", "get_distribution", "_predict"),
+    *("act", "next_values", "evaluate_batch", "network_inputs", "step_batch"),
+)
 
 
 class NotCovered(Exception):
@@ -66,6 +70,7 @@ class NumpyActor:
     covers: bool = False  # whether the policy is of such parts
 
     def __init__(self, policy: Any):
+        self._policy, self._actions_shape = policy, (-1, *policy.actions.shape)
         modules = [*policy.modules()]
         owners = (owner for module in modules for owner in (module._modules, module._parameters, module._buffers))
         self._owners = [owner for owner in owners if owner]
@@ -95,24 +100,31 @@ class NumpyActor:
         is_same = len(parts) == len(self._parts) and all(map(operator.is_, parts, self._parts))
         return is_same and not any(self._hooks) and [*map(th.Tensor.data_ptr, self._tensors)] == self._places
 
-    def act(self, observations: np.ndarray, action_masks: Any = None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """
-        Act like the policy.
-
-        :param observations: array as environments give it, (B, ...)
-        :param action_masks: True where an action is possible, (B, ...). None: everywhere
-        :return: samples of the distribution, (B,) or (B, action dimensions); V(s), (B, number of values); log π(a|s), (B,)
-        """
-        features = self._encode(observations)
+    def act(self, batch: Any) -> tuple[th.Tensor, th.Tensor, th.Tensor, dict[str, th.Tensor]] | None:
+        """Act like the policy's ``act``; return None if its networks have changed, or for numbers that are not finite."""
+        if not self.is_current():
+            return None
+        features = self._encode(batch.observations.numpy())
         latent_pi = _through(self._pi_layers, features)
         latent_vf = latent_pi if self._vf_layers is None else _through(self._vf_layers, features)
-        actions, log_probs = self._draw(_through(self._action_layers, latent_pi), action_masks, False)
-        return actions, _through(self._value_layers, latent_vf), log_probs
+        masks = getattr(batch, "action_masks", None)
+        try:
+            actions, log_probs = self._draw(_through(self._action_layers, latent_pi), masks, False)
+        except RuntimeError:  # torch.bernoulli refuses NaN
+            return None
+        values = _through(self._value_layers, latent_vf)
+        if not math.isfinite(np.add.reduce(log_probs.dot(values))):
+            return None
+        vars(self._policy)["acted_on"] = self._policy.network_inputs(batch)  # much faster than through torch
+        return th.from_numpy(actions.reshape(self._actions_shape)), th.from_numpy(values), th.from_numpy(log_probs), {}
 
-    def choose(self, observations: np.ndarray, deterministic: bool, action_masks: Any = None) -> np.ndarray:
-        """Return samples of the distribution, or the most likely actions; see ``act``."""
+    def choose(self, observations: np.ndarray, deterministic: bool, action_masks: Any = None) -> np.ndarray | None:
+        """Return samples of the distribution, or the most likely actions; None if its parameters are not finite."""
         latent_pi = _through(self._pi_layers, self._encode(observations))
-        return self._draw(_through(self._action_layers, latent_pi), action_masks, deterministic)[0]
+        parameters = _through(self._action_layers, latent_pi)
+        if not np.isfinite(parameters).all():
+            return None
+        return self._draw(parameters, action_masks, deterministic)[0]
 
     def values(self, observations: np.ndarray) -> np.ndarray:
         """Return V(s), (B, number of values)."""
@@ -154,9 +166,9 @@ def _linear(layer: nn.Linear) -> Layer:
         raise NotCovered
     weight = layer.weight.detach().numpy().T
     if layer.bias is None:
-        return lambda x: x @ weight
+        return lambda x: x.dot(weight)
     bias = layer.bias.detach().numpy()
-    return lambda x: x @ weight + bias
+    return lambda x: x.dot(weight) + bias  # `@` takes three times as long for one row
 
 
 def _encoder(policy: Any) -> Layer:
@@ -196,14 +208,18 @@ def _draw_of(policy: Any) -> Draw:
 def _draw_choice(logits: np.ndarray, masks: Any, mode: bool) -> tuple[np.ndarray, np.ndarray]:
     if masks is not None:
         logits = np.where(np.asarray(masks, dtype=bool).reshape(logits.shape), logits, EXCLUDED)
-    shifted = logits - logits.max(axis=1, keepdims=True)
+    shifted = logits - np.maximum.reduce(logits, axis=1, keepdims=True)
     weights = np.exp(shifted)
-    totals = weights.sum(axis=1, keepdims=True)
-    if mode:
-        chosen = weights.argmax(axis=1)
-    else:  # as torch.multinomial draws one sample
-        chosen = (weights / totals / th.empty(weights.shape).exponential_().numpy()).argmax(axis=1)
-    return chosen, shifted[np.arange(len(chosen)), chosen] - np.log(totals[:, 0])
+    # Drawn as by torch.multinomial
+    chosen = (weights if mode else weights / _noise(weights, th.Tensor.exponential_)).argmax(axis=1)
+    return chosen, shifted[np.arange(len(chosen)), chosen] - np.log(np.add.reduce(weights, axis=1))
+
+
+def _noise(like: np.ndarray, draw: Callable[[th.Tensor], th.Tensor]) -> np.ndarray:
+    """Draw random numbers from torch's generator."""
+    noise = np.empty_like(like)
+    draw(th.from_numpy(noise))
+    return noise
 
 
 def _draw_choices(logits: np.ndarray, masks: Any, mode: bool, ends: list[int]) -> tuple[np.ndarray, np.ndarray]:
@@ -223,7 +239,7 @@ def _draw_bits(logits: np.ndarray, masks: Any, mode: bool) -> tuple[np.ndarray, 
 
 def _draw_numbers(mean: np.ndarray, log_std: np.ndarray, mode: bool, epsilon: float | None) -> tuple[np.ndarray, np.ndarray]:
     std = np.exp(log_std)
-    numbers = mean if mode else mean + std * th.empty(mean.shape).normal_().numpy()
+    numbers = mean if mode else mean + std * _noise(mean, th.Tensor.normal_)
     actions = numbers if epsilon is None else np.tanh(numbers)
     if epsilon is not None:  # squashed; as SB3 computes it, from the action alone
         within = actions.clip(-1 + EPS, 1 - EPS)

@@ -17,6 +17,7 @@ from sb3_ppg.buffers.rollouts import (
     Observations,
     Rollout,
     SeparatesBootstrap,
+    add_step,
     batches,
     has_own_samples,
     is_recomputable,
@@ -29,6 +30,8 @@ from sb3_ppg.errors import ArgumentError, NonFiniteActionError, warn
 from sb3_ppg.phasic_interface import PhasicInterface
 from sb3_ppg.saving.training_state import generators_kept
 
+ZERO = np.float32(0)
+
 
 def collect_steps(
     model: PhasicInterface, env: VecEnv, callback: BaseCallback, rollout_buffer: RolloutBuffer, n_rollout_steps: int
@@ -40,6 +43,7 @@ def collect_steps(
         rewards; whether they begin an episode, (n_envs,). None if a callback stopped the run
     :raises NonFiniteError: if an action, a value, an observation or a reward is NaN or infinite
     """
+    self = model  # a name that SB3's callbacks read
     model.policy.set_training_mode(False)
     if model._last_obs is None:  # a callback has called `set_env`
         model._last_obs, model._last_episode_starts = env.reset(), np.ones(env.num_envs, dtype=bool)
@@ -54,9 +58,11 @@ def collect_steps(
         reader.begin(model._last_episode_starts)
     read = None if reader is None else reader.read
     steps = CheckedSteps(env, model.allow_nonfinite_observations, model.time_limits, read)
-    actor = model.compiled_training.actor(model.policy)
+    numpy_actor = model.policy.numpy_actor()
+    actor = model.compiled_training.actor(model.policy) if numpy_actor is None else model.policy
     if model.use_sde:
         model.policy.reset_noise(env.num_envs)
+    on_cpu = model.device.type == "cpu"
     while n_steps < n_rollout_steps:
         # Copies, because environments may write each step into the same arrays
         model._last_obs = map_arrays(np.array, model._last_obs)
@@ -66,17 +72,16 @@ def collect_steps(
         inputs = {**model.memory, **model.step_inputs(env)}
         if model.prior is not None:
             model.prior.before_step(model, env, rollout_buffer, inputs)
-        with th.no_grad():
-            obs_tensor = obs_as_tensor(model._last_obs, model.device)
-            batch = model.policy.step_batch(obs_tensor, model._last_episode_starts, inputs)
-            result = model.policy.act_in_numpy(batch) or _finite_act(actor, batch)
-        actions, values, log_probs, memory = result
+        obs_tensor = map_arrays(th.from_numpy, model._last_obs) if on_cpu else obs_as_tensor(model._last_obs, model.device)
+        batch = model.policy.step_batch(obs_tensor, model._last_episode_starts, inputs)
+        acted = None if numpy_actor is None else numpy_actor.act(batch)
+        actions, values, log_probs, memory = acted or _finite_act(actor, batch)
         actions = actions.cpu()
         clipped_actions, actions = model.policy.actions.for_step(actions), actions.numpy()
         new_obs, rewards, dones, infos = steps.take(clipped_actions, n_steps + 1)
         model.num_timesteps += n_new
 
-        callback.update_locals({**locals(), "self": model})
+        callback.update_locals(locals())
         if not callback.on_step():
             return None
         if model._last_obs is None:
@@ -86,17 +91,18 @@ def collect_steps(
         n_steps += 1
         model.memory = memory
         model.objective.after_environment_step(dones, infos, steps.reset_infos())
-        rewards = _bootstrapped(model, rewards, dones, infos, rollout_buffer)
+        rewards = _bootstrapped(model, rewards, steps.ended, infos, rollout_buffer)
         stored = (model._last_obs, actions.reshape(env.num_envs, -1), rewards, model._last_episode_starts)
-        rollout_buffer.add(*stored, values, log_probs, **{**inputs, **steps.also_stored})
+        add_step(rollout_buffer, *stored, values, log_probs, {**inputs, **steps.also_stored})
         model._last_obs, model._last_episode_starts = new_obs, dones
     with th.no_grad():
         values = model.policy.next_values(model.policy.step_batch(obs_as_tensor(new_obs, model.device), dones, model.memory))
-    callback.update_locals({**locals(), "self": model})
+    callback.update_locals(locals())
     return new_obs, values, dones
 
 
 @unvalidated_distributions()
+@th.no_grad()
 def _finite_act(actor: Any, batch: Any) -> tuple[th.Tensor, th.Tensor, th.Tensor, dict[str, th.Tensor]]:
     """Act, and check the result once instead of the arguments of each distribution."""
     message = "The policy gives actions or values that are NaN or infinite, from observations that are finite"
@@ -115,12 +121,12 @@ def _finite_act(actor: Any, batch: Any) -> tuple[th.Tensor, th.Tensor, th.Tensor
 
 
 def _bootstrapped(
-    model: PhasicInterface, rewards: np.ndarray, dones: np.ndarray, infos: list[dict[str, Any]], rollout_buffer: RolloutBuffer
+    model: PhasicInterface, rewards: np.ndarray, ended: list[int], infos: list[dict[str, Any]], rollout_buffer: RolloutBuffer
 ) -> np.ndarray:
     """Return rewards, (n_envs,), with γ V(last observation) added to the last one of an episode that a time limit ended."""
-    rewards = np.add(rewards, np.float32(0))  # not the environments' own array, which may also hold integers
+    rewards = rewards + ZERO  # not the environments' own array, which may also hold integers
     cut_off, last_observations = [], []
-    for index in dones.nonzero()[0].tolist():
+    for index in ended:
         is_cut_off = infos[index].get("TimeLimit.truncated", False)
         last_observation = infos[index].get("terminal_observation")
         remedy = f"the info of environment {index} has no 'terminal_observation' at the end of an episode; use False"

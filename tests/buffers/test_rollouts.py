@@ -15,9 +15,10 @@ from stable_baselines3.common.vec_env import VecNormalize
 
 from sb3_ppg import PPG, ArgumentError, NormalizedRewardRolloutBuffer, RecurrentPPG, RewardNormalizer, VectorRewards
 from sb3_ppg.buffers.rollout_buffers import SequenceRolloutBuffer
-from sb3_ppg.buffers.rollouts import batches, gae
+from sb3_ppg.buffers.rollouts import add_step, batches, compute_advantages, gae
 from sb3_ppg.objectives import Objective
 from tests.helpers import (
+    BOX,
     KINDS,
     SMALL,
     VectorRewardEnv,
@@ -38,6 +39,34 @@ def test_worked_numbers():
     advantages = gae(rewards, values, starts, np.array([100.0, 8.0]), np.array([1.0, 0.0]), 0.5, 0.5)
     # last step: 2 - 6 = -4, and 2 + 8/2 - 6 = 0; first step: 1 + 6/2 - 4 + (-4)/4 = -1, and 1 - 4 = -3
     np.testing.assert_allclose(advantages, [[-1.0, -3.0], [-4.0, 0.0]])
+
+
+@pytest.mark.parametrize("space", [spaces.Box(-1, 1, (2, 3)), spaces.Discrete(5), spaces.MultiBinary(3)])
+def test_steps_advantages_and_targets_are_those_of_sb3s_methods(space):
+    """To the last bit; a class that overrides one of them is called."""
+
+    class Own(RolloutBuffer):
+        def add(self, *args):
+            super().add(*args)
+
+        def compute_returns_and_advantage(self, *args, **kwargs):
+            super().compute_returns_and_advantage(*args, **kwargs)
+
+    ours, sb3s = (cls(5, space, BOX, gamma=0.987, gae_lambda=0.93, n_envs=3) for cls in (RolloutBuffer, Own))
+    random = np.random.default_rng(0)
+    for step in range(5):
+        numbers = random.normal(size=(3, 5)).astype(np.float32)
+        values, log_probs = th.as_tensor(numbers[:, :1]), th.as_tensor(numbers[:, 1])
+        observations = np.stack([space.sample() for _ in range(3)])
+        for buffer in (ours, sb3s):
+            assert not buffer.full and buffer.pos == step
+            add_step(buffer, observations, numbers[:, 2:4], numbers[:, 4], numbers[:, 2] > 0.5, values, log_probs, {})
+    for buffer in (ours, sb3s):
+        assert buffer.full
+        compute_advantages(buffer, values, np.array([True, False, True]))
+    for name in ("observations", "actions", "rewards", "episode_starts", "values", "log_probs", "advantages", "returns"):
+        np.testing.assert_array_equal(getattr(ours, name), getattr(sb3s, name), strict=True)
+        assert getattr(ours, name).any()
 
 
 MODELS = {kind: partial(make_kind, kind) for kind in KINDS} | {

@@ -69,7 +69,7 @@ def assert_acts_like_torch(
         th.manual_seed(1)
         with th.no_grad():
             batch = each.step_batch(th.as_tensor(observations), np.zeros(n), inputs)
-            outcomes.append([*(each.act_in_numpy(batch) or each.act(batch))[:3], each.next_values(batch)])
+            outcomes.append([*(each.numpy_actor() or each).act(batch)[:3], each.next_values(batch)])
         predicted.append([each.predict(observations, deterministic=mode, **inputs)[0] for mode in (False, True)])
     assert outcomes[0][0].dtype == outcomes[1][0].dtype
     for one, other in zip(*outcomes, strict=True):
@@ -211,3 +211,6 @@ def test_numbers_that_are_not_finite_are_explained_as_by_torch():
         model.policy.action_net.bias[0] = np.nan
     with pytest.raises(NonFiniteActionError, match="Expected parameter logits"):
         model.learn(16)
+    for deterministic in (False, True):
+        with pytest.raises(ValueError, match="Expected parameter logits"):
+            model.predict(VECTOR.sample(), deterministic=deterministic)

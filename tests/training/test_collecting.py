@@ -9,13 +9,27 @@ import numpy as np
 import pytest
 import torch as th
 from gymnasium import spaces
+from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from sb3_ppg import PPG, ArgumentError, MaskablePPG, NormalizedRewardRolloutBuffer, RecurrentPPG, RewardNormalizer
 from sb3_ppg.family import with_preset
-from tests.helpers import KINDS, SMALL, MaskedEnv, RandomEnv, Reusing, StepsChanged, changed, collect, saved_and_loaded
+from tests.helpers import (
+    BOX,
+    KINDS,
+    MIXED,
+    SMALL,
+    VECTOR,
+    MaskedEnv,
+    RandomEnv,
+    Reusing,
+    StepsChanged,
+    changed,
+    collect,
+    saved_and_loaded,
+)
 from tests.helpers import make_with_papers_values as make
 
 
@@ -87,6 +101,33 @@ def test_the_last_reward_has_the_discounted_value_of_the_last_observation(ignore
     # A value target does not reach into the next episode
     np.testing.assert_allclose(model.rollout_buffer.returns.flatten()[[2, 4]], last, rtol=1e-6)
     assert ones == 1
+
+
+class Bootstraps(BaseCallback):
+    """Computes the rewards with the values of last observations, one environment after the other."""
+
+    def _on_training_start(self):
+        self.rewards = []
+
+    def _on_step(self):
+        policy, rewards = self.model.policy, np.array(self.locals["rewards"], np.float32)
+        for index in np.flatnonzero(self.locals["dones"]):
+            last, _ = policy.obs_to_tensor(self.locals["infos"][index]["terminal_observation"])
+            memory = {name: array[[index]] for name, array in self.locals["memory"].items()}
+            with th.no_grad():
+                rewards[index] += self.model.gamma * policy.next_values(policy.step_batch(last, np.zeros(1), memory)).item()
+        self.rewards.append(rewards)
+        return True
+
+
+@pytest.mark.parametrize("kind", ["vectors", "Dict", "LSTM"])
+def test_several_environments_are_cut_off_in_a_step(kind):
+    algorithm, policy, _, policy_kwargs = KINDS[kind]
+    space = MIXED if kind == "Dict" else VECTOR
+    envs = DummyVecEnv([partial(RandomEnv, space, BOX, episode_length=length) for length in (3, 4, 3, 2)])
+    model, callback = algorithm(policy, envs, **SMALL, policy_kwargs=policy_kwargs), Bootstraps()
+    model.learn(32, callback=callback)
+    np.testing.assert_allclose(model.rollout_buffer.rewards, callback.rewards, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize(
