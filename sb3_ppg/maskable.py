@@ -178,7 +178,7 @@ class MaskablePPG(PPG):
                 f"{self.action_space} needs {self.rollout_buffer.mask_dims}"
             )
         action_masks = action_masks.reshape(self.n_envs, -1).astype(bool)
-        sizes = getattr(self.policy.action_dist, "action_dims", [0])  # a distribution of one dimension has no such attribute
+        sizes = getattr(self.policy._action_dist, "action_dims", [0])  # a distribution of one dimension has no such attribute
         starts = np.cumsum([0, *sizes[:-1]])  # where each dimension of the actions begins in a mask
         possible = np.logical_or.reduceat(action_masks, starts, axis=-1)  # (n_envs, action dimensions)
         if not possible.all():

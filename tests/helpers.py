@@ -27,7 +27,7 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper
 
-from sb3_ppg import PPG, ImpalaCNN, MaskablePPG, RecurrentPPG, RewardNormalizer
+from sb3_ppg import PPG, ImpalaCNN, MaskablePPG, MlpPolicy, RecurrentPPG, RewardNormalizer
 from sb3_ppg.arrays import map_arrays
 from sb3_ppg.buffers.rollout_buffers import NormalizedRewardDictRolloutBuffer, NormalizedRewardRolloutBuffer
 from sb3_ppg.buffers.rollouts import batches
@@ -317,6 +317,13 @@ def assert_both_phases_train(model: PPG) -> None:
     """Train through an auxiliary phase and one rollout more: every parameter moves."""
     assert not untrained(model, model.n_policy_iterations + 1)
     assert model.n_aux_phases == 1 and len(model.aux_buffer) == 1
+
+
+class ActsThroughTorch(MlpPolicy):
+    """Acts as networks that NumPy does not cover."""
+
+    def numpy_actor(self) -> None:
+        return None
 
 
 def assert_trains_like(ours: PPG, theirs: BaseAlgorithm, total_timesteps: int) -> None:

@@ -21,6 +21,7 @@ from sb3_ppg.errors import ADVISED, NonFiniteActionError, NonFiniteLossError
 from tests.helpers import (
     ROOT,
     VECTOR,
+    ActsThroughTorch,
     BatchNormExtractor,
     Clock,
     RandomEnv,
@@ -55,16 +56,18 @@ LOGGED = ("policy_gradient_loss", "entropy_loss", "value_loss", "approx_kl", "cl
     ("policy", "env", "architecture", "kwargs"),
     [
         ("MlpPolicy", "CartPole-v1", "dual", dict(clip_range_vf=0.1, ent_coef=0.05)),
+        (ActsThroughTorch, "CartPole-v1", "dual", dict(clip_range_vf=0.1, ent_coef=0.05)),
         ("MlpPolicy", "CartPole-v1", "dual", dict(target_kl=0.001)),
         ("MlpPolicy", "Pendulum-v1", "dual", dict(use_sde=True)),
         ("MlpPolicy", "Pendulum-v1", "dual", dict(use_sde=True, sde_sample_freq=0)),  # never within a rollout, either
         # At 1e-3, the policy moves so far that processors' different rounding shows
         ("CnnPolicy", lambda: RandomEnv(image_space(36, 36, 1), spaces.Discrete(6)), "shared", dict(learning_rate=1e-4)),
     ],
-    ids=["clip_range_vf", "target_kl", "gSDE", "gSDE 0", "shared CNN"],
+    ids=["clip_range_vf", "clip_range_vf, through torch", "target_kl", "gSDE", "gSDE 0", "shared CNN"],
 )
 def test_without_auxiliary_epochs_it_is_ppo(policy, env, architecture, kwargs):
-    ppo = PPO(policy, make_vec_env(env, 2), **(COMMON | kwargs))
+    sb3s = policy if isinstance(policy, str) else "MlpPolicy"
+    ppo = PPO(sb3s, make_vec_env(env, 2), **(COMMON | kwargs))
     own = dict(n_aux_epochs=0, policy_kwargs=dict(architecture=architecture))
     ours = PPG(policy, make_vec_env(env, 2), **own, **(COMMON | kwargs))
     assert_trains_like(ours, ppo, 3 * 32 * 2)

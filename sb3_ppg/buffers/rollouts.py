@@ -298,13 +298,14 @@ def add_step(
     :param also: further arguments of a class's own ``add``
     """
     buffer: Any = rollout_buffer
-    if also or type(buffer).add is not RolloutBuffer.add:
+    if also or getattr(buffer.add, "__func__", None) is not RolloutBuffer.add:
         buffer.add(observations, actions, rewards, episode_starts, values, log_probs, **also)
         return
     step, array = buffer.pos, cast(np.ndarray, observations)
-    buffer.observations[step] = array.reshape(buffer.observations.shape[1:])
+    is_number = isinstance(buffer.observation_space, spaces.Discrete)
+    buffer.observations[step] = array.reshape(buffer.observations.shape[1:]) if is_number else array
     buffer.actions[step], buffer.rewards[step], buffer.episode_starts[step] = actions, rewards, episode_starts
-    buffer.values[step], buffer.log_probs[step] = values.cpu().numpy()[:, 0], log_probs.cpu().numpy()
+    buffer.values[step], buffer.log_probs[step] = values.cpu().numpy().flatten(), log_probs.cpu().numpy()
     buffer.pos += 1
     buffer.full = buffer.pos == buffer.buffer_size
 
@@ -312,10 +313,11 @@ def add_step(
 def compute_advantages(rollout_buffer: RolloutBuffer, last_values: th.Tensor, dones: np.ndarray) -> None:
     """Compute advantages and targets of a full buffer; does the same as SB3's own method, which takes longer."""
     buffer: Any = rollout_buffer
-    if not _is_sb3s(buffer, "compute_returns_and_advantage"):
+    method = buffer.compute_returns_and_advantage
+    if getattr(method, "__func__", None) is not RolloutBuffer.compute_returns_and_advantage:
         buffer.compute_returns_and_advantage(last_values=last_values, dones=dones)
         return
-    arrays = (buffer.rewards, buffer.values, buffer.episode_starts, last_values[:, 0].cpu().numpy(), dones)
+    arrays = (buffer.rewards, buffer.values, buffer.episode_starts, last_values.cpu().numpy().flatten(), dones)
     buffer.advantages = gae(*arrays, buffer.gamma, buffer.gae_lambda)
     buffer.returns = buffer.advantages + buffer.values
 

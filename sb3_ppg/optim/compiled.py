@@ -136,6 +136,7 @@ class CompiledStep(CompiledFunction):
         self._compiled_sizes: set[int] = set()
 
     def begin(self, update: Update) -> None:
+        self.has_run = False  # in this update
         self._optimizer = update.optimizer
         self._parameters = parameters_of(update.optimizer)
         # Tensors, as torch would compile again for another number
@@ -192,6 +193,7 @@ class CompiledStep(CompiledFunction):
         gradient = self._take_steps(minibatches, size) if self.takes_step else self._gradient(minibatches[0], size)
         if gradient is not None:
             self._compiled_sizes.add(size)
+            self.has_run = True
         if gradient is None or self.n_at_once == 1:
             self._copy_back()
         yield from map(eager, minibatches) if gradient is None else [gradient]
@@ -384,7 +386,8 @@ class CompiledTraining:
             return None
         is_adam = type(update.optimizer) in (th.optim.Adam, th.optim.AdamW)
         is_small = not has_convolutions(update.policy)  # which are slower on views of a flat tensor
-        takes_step = is_adam and is_small and n_processes() == 1 and update.target_kl is None
+        is_real = not any(parameter.is_complex() for parameter in parameters_of(update.optimizer))
+        takes_step = is_adam and is_real and is_small and n_processes() == 1 and update.target_kl is None
         key = (update.policy, update.losses, takes_step)
         if key not in self._steps:
             self._steps[key] = CompiledStep(self, update, takes_step)

@@ -18,7 +18,7 @@ from sb3_ppg.policies import PhasicActorCriticPolicy
 
 # Names of Adam's state and options
 ADAM_STATE = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
-OPTIONS = ("betas", "weight_decay", "eps", "maximize", "decoupled_weight_decay")
+OPTIONS = ("betas", "amsgrad", "weight_decay", "eps", "maximize", "decoupled_weight_decay")
 
 
 class Gradient(NamedTuple):
@@ -64,7 +64,7 @@ class FlatGroup(NamedTuple):
         """Return what the next steps divide means of gradients by, and roots of means of squares, (n, 2)."""
         numbers = self.state[-1] + th.arange(1, n + 1, device=self.state[-1].device)
         beta1, beta2 = self.options["betas"]
-        return th.stack([1 - beta1**numbers, (1 - beta2**numbers).sqrt()], dim=1)
+        return th.stack([1 - beta1**numbers, (1 - beta2**numbers).sqrt()], dim=1).to(self.state[0].device)
 
     def step(self, state: list[th.Tensor], gradient: th.Tensor, corrections: th.Tensor) -> list[th.Tensor]:
         """
@@ -84,8 +84,10 @@ class FlatGroup(NamedTuple):
             gradient = gradient + weight_decay * values
         mean = mean.lerp(gradient, 1 - beta1)
         square = beta2 * square + (1 - beta2) * gradient * gradient
-        largest = [th.maximum(latest, square) for latest in largest]
-        denominator = (*largest, square)[0].sqrt() / corrections[1] + self.options["eps"]
+        if self.options["amsgrad"]:
+            largest = [th.maximum(largest[0], square)]
+        second = largest[0] if self.options["amsgrad"] else square
+        denominator = second.sqrt() / corrections[1] + self.options["eps"]
         values = values - self.learning_rate / corrections[0] * (mean / denominator)
         return [values, mean, square, *largest, n_steps + 1]
 

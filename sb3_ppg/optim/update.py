@@ -80,8 +80,8 @@ class Update:
 
     @property
     def is_compiled(self) -> bool:
-        """Whether compiled code takes its steps or computes its gradients."""
-        return self.compiled is not None and not self.compiled.has_failed
+        """Whether compiled code has taken steps or computed gradients."""
+        return self.compiled is not None and self.compiled.has_run
 
     def epoch(self, minibatches: Iterable[Any]) -> Epoch:
         """

@@ -518,7 +518,7 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
 
     def next_values(self, batch: Any) -> th.Tensor:
         """Return V of the observations after a step, with the memory after it: (n_envs, 1), for vector rewards (n_envs, K)."""
-        actor = self.numpy_actor()
+        actor = None if th.is_grad_enabled() else self.numpy_actor()
         if actor is not None:
             return th.from_numpy(actor.values(batch.observations.numpy()))
         return self.value_net(self.evaluate_batch(batch, reads=("latent_vf",)).latent_vf)
@@ -591,7 +591,7 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
         :param context: further arguments of ``evaluate``
         :return: actions as environments take them, and the state for the next call
         """
-        if self.training:
+        if self.training or self.numpy_actor() is None:  # whose layers do the same in both modes
             self.set_training_mode(False)
         if isinstance(observation, tuple) and len(observation) == 2 and isinstance(observation[1], dict):
             raise ValueError(
@@ -609,7 +609,10 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
         """Return actions, and the state after them."""
         actor = self.numpy_actor()
         actions = None if actor is None else actor.choose(np.asarray(obs), deterministic, **context)
-        return self._predict(obs, deterministic, **context) if actions is None else th.from_numpy(actions), state
+        if actions is None:
+            return self._predict(obs, deterministic, **context), state
+        self.acted_on = (obs, *context.values())
+        return th.from_numpy(actions), state
 
     def _taken(self, actions: th.Tensor, vectorized_env: bool) -> Any:
         """Return samples of the distribution, (B, ...), as environments take them: an array, for nested spaces a list."""

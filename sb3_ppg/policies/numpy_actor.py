@@ -4,7 +4,8 @@ import math
 import operator
 from collections.abc import Callable
 from contextlib import suppress
-from itertools import chain
+from functools import partial
+from itertools import chain, repeat
 from typing import Any
 
 import numpy as np
@@ -52,6 +53,13 @@ METHODS = (
 )
 
 
+def _is_ours(cls: type, method: str) -> bool:
+    """Return whether a class inherits a method from this package, and nobody has replaced it there."""
+    owner = next(base for base in cls.__mro__ if method in vars(base))
+    modules = (owner.__module__, getattr(vars(owner)[method], "__module__", None) or "")
+    return all(module.startswith("sb3_ppg.") for module in modules)
+
+
 class NotCovered(Exception):
     """Raised for a part of a policy that has no counterpart here."""
 
@@ -72,16 +80,16 @@ class NumpyActor:
     def __init__(self, policy: Any):
         self._policy, self._actions_shape = policy, (-1, *policy.actions.shape)
         modules = [*policy.modules()]
-        owners = (owner for module in modules for owner in (module._modules, module._parameters, module._buffers))
-        self._owners = [owner for owner in owners if owner]
+        owners = [owner for module in modules for owner in (module._parameters, module._buffers) if owner]
+        self._owners = [*owners, *(module._modules for module in modules)]
         self._hooks = [owner for module in modules for owner in (module._forward_hooks, module._forward_pre_hooks)]
-        self._parts = self._current_parts()
+        self._hooks += [nn.modules.module._global_forward_hooks, nn.modules.module._global_forward_pre_hooks]
+        self._attributes = [*map(vars, modules)]
+        self._parts, self._distribution = self._current_parts(), policy._action_dist
         self._tensors = [part for part in self._parts if isinstance(part, th.Tensor) and not is_lazy(part)]
         self._places = [*map(th.Tensor.data_ptr, self._tensors)]
-        is_plain = all((getattr(type(policy), name).__module__ or "").startswith("sb3_ppg.") for name in METHODS)
-        is_plain &= policy.input_keys in ((), ("action_masks",))
-        is_plain &= not {*METHODS} & vars(policy).keys() and not any("forward" in vars(module) for module in modules)
-        if is_plain and not any(self._hooks) and policy.mixed_precision is None and policy.device.type == "cpu":
+        is_plain = all(_is_ours(type(policy), name) for name in METHODS) and policy.input_keys in ((), ("action_masks",))
+        if is_plain and not self._is_changed() and policy.mixed_precision is None and policy.device.type == "cpu":
             with suppress(NotCovered):
                 self._encode = _encoder(policy)
                 trunk, head = policy.mlp_extractor, policy.value_net
@@ -94,37 +102,46 @@ class NumpyActor:
     def _current_parts(self) -> list[Any]:
         return [*chain.from_iterable(map(dict.values, self._owners))]
 
+    def _is_changed(self) -> bool:
+        """Return whether hooks are registered, or an object has a method of its own."""
+        has_own = any(map(dict.__contains__, self._attributes, repeat("forward")))
+        return has_own or any(self._hooks) or any(map(self._attributes[0].__contains__, METHODS))
+
     def is_current(self) -> bool:
         """Return whether the policy still consists of the same networks and parameters."""
         parts = self._current_parts()
         is_same = len(parts) == len(self._parts) and all(map(operator.is_, parts, self._parts))
-        return is_same and not any(self._hooks) and [*map(th.Tensor.data_ptr, self._tensors)] == self._places
+        is_same &= self._policy._action_dist is self._distribution
+        return is_same and not self._is_changed() and [*map(th.Tensor.data_ptr, self._tensors)] == self._places
 
     def act(self, batch: Any) -> tuple[th.Tensor, th.Tensor, th.Tensor, dict[str, th.Tensor]] | None:
         """Act like the policy's ``act``; return None if its networks have changed, or for numbers that are not finite."""
         if not self.is_current():
             return None
-        features = self._encode(batch.observations.numpy())
-        latent_pi = _through(self._pi_layers, features)
-        latent_vf = latent_pi if self._vf_layers is None else _through(self._vf_layers, features)
-        masks = getattr(batch, "action_masks", None)
         try:
-            actions, log_probs = self._draw(_through(self._action_layers, latent_pi), masks, False)
-        except RuntimeError:  # torch.bernoulli refuses NaN
+            with np.errstate(all="ignore"):
+                features = self._encode(batch.observations.numpy())
+                latent_pi = _through(self._pi_layers, features)
+                latent_vf = latent_pi if self._vf_layers is None else _through(self._vf_layers, features)
+                masks = getattr(batch, "action_masks", None)
+                actions, log_probs = self._draw(_through(self._action_layers, latent_pi), masks, False)
+                values = _through(self._value_layers, latent_vf)
+                is_finite = math.isfinite(np.add.reduce(log_probs.dot(values)))
+        except RuntimeError:  # as torch would raise it
             return None
-        values = _through(self._value_layers, latent_vf)
-        if not math.isfinite(np.add.reduce(log_probs.dot(values))):
+        if not is_finite:
             return None
         vars(self._policy)["acted_on"] = self._policy.network_inputs(batch)  # much faster than through torch
         return th.from_numpy(actions.reshape(self._actions_shape)), th.from_numpy(values), th.from_numpy(log_probs), {}
 
     def choose(self, observations: np.ndarray, deterministic: bool, action_masks: Any = None) -> np.ndarray | None:
-        """Return samples of the distribution, or the most likely actions; None if its parameters are not finite."""
-        latent_pi = _through(self._pi_layers, self._encode(observations))
-        parameters = _through(self._action_layers, latent_pi)
-        if not np.isfinite(parameters).all():
-            return None
-        return self._draw(parameters, action_masks, deterministic)[0]
+        """Return samples of the distribution, or the most likely actions; None if their probabilities are not finite."""
+        with suppress(RuntimeError), np.errstate(all="ignore"):
+            latent_pi = _through(self._pi_layers, self._encode(observations))
+            actions, log_probs = self._draw(_through(self._action_layers, latent_pi), action_masks, deterministic)
+            if np.isfinite(log_probs).all():
+                return actions
+        return None
 
     def values(self, observations: np.ndarray) -> np.ndarray:
         """Return V(s), (B, number of values)."""
@@ -177,12 +194,21 @@ def _encoder(policy: Any) -> Layer:
     extractors = {type(policy.pi_features_extractor), type(policy.vf_features_extractor)}
     if extractors != {FlattenExtractor} or type(policy.mlp_extractor) not in (MlpExtractor, SharedTrunk):
         raise NotCovered
+    size = spaces.flatdim(space)
     if (isinstance(space, spaces.Box) and not policy.scaled_images) or isinstance(space, spaces.MultiBinary):
-        return lambda x: x.reshape(len(x), -1).astype(np.float32, copy=False)
+        return lambda x: x.reshape(len(x), size).astype(np.float32, copy=False)
     if isinstance(space, spaces.Discrete):
-        one_hot, start = np.eye(space.n, dtype=np.float32), space.start
-        return lambda x: one_hot[x.reshape(-1).astype(np.int64) - start]
+        return partial(_one_hot, size=size, start=space.start)
     raise NotCovered
+
+
+def _one_hot(numbers: np.ndarray, size: int, start: int) -> np.ndarray:
+    places = numbers.reshape(-1).astype(np.int64) - start
+    if (places < 0).any() or (places >= size).any():
+        raise RuntimeError("an observation is not in its Discrete space")
+    encoded = np.zeros((len(places), size), np.float32)
+    encoded[np.arange(len(places)), places] = 1
+    return encoded
 
 
 # ---- distributions ----

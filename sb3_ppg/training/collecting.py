@@ -73,11 +73,12 @@ def collect_steps(
         if model.prior is not None:
             model.prior.before_step(model, env, rollout_buffer, inputs)
         obs_tensor = map_arrays(th.from_numpy, model._last_obs) if on_cpu else obs_as_tensor(model._last_obs, model.device)
-        batch = model.policy.step_batch(obs_tensor, model._last_episode_starts, inputs)
+        with th.no_grad():
+            batch = model.policy.step_batch(obs_tensor, model._last_episode_starts, inputs)
         acted = None if numpy_actor is None else numpy_actor.act(batch)
         actions, values, log_probs, memory = acted or _finite_act(actor, batch)
         actions = actions.cpu()
-        clipped_actions, actions = model.policy.actions.for_step(actions), actions.numpy()
+        clipped_actions, actions = model.policy.actions.for_step(actions), actions.numpy().copy()
         new_obs, rewards, dones, infos = steps.take(clipped_actions, n_steps + 1)
         model.num_timesteps += n_new
 
@@ -136,10 +137,11 @@ def _bootstrapped(
             cut_off.append(index)
             last_observations.append(last_observation)
     if cut_off:
-        observations, _ = model.policy.obs_to_tensor(map_arrays(lambda *leaves: np.stack(leaves), *last_observations))
+        each = [model.policy.obs_to_tensor(observation)[0] for observation in last_observations]
+        observations = map_arrays(lambda *leaves: th.cat(leaves), *each)
         memory = {name: array[cut_off] for name, array in model.memory.items()}
         with th.no_grad():
-            values = model.policy.next_values(model.policy.step_batch(observations, np.zeros(len(cut_off)), memory))
+            values = model.policy.next_values(model.policy.step_batch(observations, np.zeros(len(cut_off), bool), memory))
         place = rewards
         if isinstance(rollout_buffer, SeparatesBootstrap):  # because it normalizes rewards
             place = rollout_buffer.bootstrapped[rollout_buffer.pos]

@@ -1,6 +1,7 @@
 """Acting in NumPy: the actions, values and log-probabilities of torch, as long as the policy is of parts that it knows."""
 
 import copy
+import functools
 from typing import Any
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.distributions import SquashedDiagGaussianDistribution
+from stable_baselines3.common.env_util import make_vec_env
 from torch import nn
 
 from sb3_ppg import PPG, MaskablePPG, MlpPolicy, PhasicCallback
@@ -20,6 +22,8 @@ from tests.helpers import (
     SMALL,
     THREE_ACTIONS,
     VECTOR,
+    RandomEnv,
+    collect,
     make_kind,
     masked_envs,
     random_envs,
@@ -112,7 +116,6 @@ def test_squashed_actions_are_those_of_torch():
     squashed = trained(env=random_envs(VECTOR, box), policy_kwargs=dict(distribution_class=Squashed))
     assert squashed.policy.numpy_actor() is None  # a class of the user's own
     squashed.policy.action_dist = SquashedDiagGaussianDistribution(2)
-    squashed.policy._numpy_actor = None
     assert_acts_like_torch(squashed.policy, VECTOR, tolerance=1e-3)
 
 
@@ -169,9 +172,21 @@ def add_a_hook(policy: MlpPolicy) -> None:
     policy.value_net.register_forward_hook(lambda _, inputs, output: output + 7)
 
 
+def replace_a_method(policy: MlpPolicy) -> None:
+    evaluate = policy.evaluate
+    policy.evaluate = lambda obs, **options: evaluate(3 * obs, **options)
+
+
+def replace_a_layers_method(policy: MlpPolicy) -> None:
+    policy.value_net.forward = lambda latent: latent.sum(dim=1, keepdim=True)
+
+
 @pytest.mark.parametrize(
     "change",
-    [change_in_place, change_data, replace_a_layer, replace_a_parameter, add_a_layer, add_a_hook],
+    [
+        *(change_in_place, change_data, replace_a_layer, replace_a_parameter, add_a_layer, add_a_hook),
+        *(replace_a_method, replace_a_layers_method),
+    ],
     ids=lambda f: f.__name__,
 )
 def test_what_a_callback_changes_counts_from_the_next_step(change):
@@ -188,10 +203,16 @@ def test_other_policies_act_through_torch():
         def evaluate(self, obs, **options):
             return super().evaluate(2 * obs, **options)
 
+    class Wrapped(MlpPolicy):
+        @functools.wraps(MlpPolicy.evaluate)
+        def evaluate(self, *args, **options):
+            return super().evaluate(*args, **options)
+
     for kind in ("images", "Dict", "LSTM"):
         assert make_kind(kind).policy.numpy_actor() is None
     made = [
         PPG(Own, "CartPole-v1", **SMALL),
+        PPG(Wrapped, "CartPole-v1", **SMALL),
         PPG("MlpPolicy", "Pendulum-v1", use_sde=True, **SMALL),
         PPG("MlpPolicy", random_envs(VECTOR, NESTED), **SMALL),
         PPG("MlpPolicy", "CartPole-v1", mixed_precision="bf16", **SMALL),
@@ -214,3 +235,48 @@ def test_numbers_that_are_not_finite_are_explained_as_by_torch():
     for deterministic in (False, True):
         with pytest.raises(ValueError, match="Expected parameter logits"):
             model.predict(VECTOR.sample(), deterministic=deterministic)
+    model = PPG("MlpPolicy", random_envs(VECTOR, BOX), **SMALL)
+    with th.no_grad():
+        model.policy.log_std[0] = np.nan
+    for deterministic in (False, True):
+        with pytest.raises(ValueError, match="Expected parameter scale"):
+            model.predict(VECTOR.sample(), deterministic=deterministic)
+
+
+def test_an_observation_outside_its_space_is_refused_as_by_torch():
+    model = PPG("MlpPolicy", random_envs(spaces.Discrete(7, start=2)), **SMALL)
+    for number in (1, 9):
+        with pytest.raises(RuntimeError, match="Class values must be"):
+            model.predict(np.array([number]))
+    assert model.policy.numpy_actor() is not None
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_action_dist_has_the_latest_distribution(deterministic):
+    model = PPG("MlpPolicy", random_envs(VECTOR, BOX), **SMALL)
+    observation = np.stack([VECTOR.sample() for _ in range(4)])
+    model.predict(observation, deterministic=deterministic)
+    with th.no_grad():
+        expected = model.policy.get_distribution(th.as_tensor(observation)).distribution.mean
+    model.predict(observation, deterministic=deterministic)
+    th.testing.assert_close(model.policy.action_dist.distribution.mean, expected)
+
+
+def test_layers_that_are_added_later_are_in_evaluation_mode_when_it_predicts():
+    model = PPG("MlpPolicy", "CartPole-v1", **SMALL)
+    model.predict(np.zeros(4, np.float32))
+    model.policy.mlp_extractor.policy_net.append(nn.Dropout(0.5))
+    model.predict(np.zeros(4, np.float32))
+    assert not model.policy.mlp_extractor.policy_net[-1].training
+
+
+def test_an_environment_may_change_the_actions_that_it_is_given():
+    class Changing(RandomEnv):
+        def step(self, action):
+            action -= action
+            return super().step(action)
+
+    env = make_vec_env(lambda: Changing(VECTOR, spaces.MultiDiscrete([4, 5])), 2, seed=0)
+    model = PPG("MlpPolicy", env, **SMALL)
+    collect(model)
+    assert model.rollout_buffer.actions.any()

@@ -120,11 +120,16 @@ class Bootstraps(BaseCallback):
         return True
 
 
-@pytest.mark.parametrize("kind", ["vectors", "Dict", "LSTM"])
+class GivesTuples(gym.ObservationWrapper):
+    def observation(self, observation):
+        return tuple(observation.tolist())
+
+
+@pytest.mark.parametrize("kind", ["vectors", "tuples", "Dict", "LSTM"])
 def test_several_environments_are_cut_off_in_a_step(kind):
-    algorithm, policy, _, policy_kwargs = KINDS[kind]
-    space = MIXED if kind == "Dict" else VECTOR
-    envs = DummyVecEnv([partial(RandomEnv, space, BOX, episode_length=length) for length in (3, 4, 3, 2)])
+    algorithm, policy, _, policy_kwargs = KINDS["vectors" if kind == "tuples" else kind]
+    space, wrap = MIXED if kind == "Dict" else VECTOR, GivesTuples if kind == "tuples" else gym.Wrapper
+    envs = DummyVecEnv([lambda n=n: wrap(RandomEnv(space, BOX, episode_length=n)) for n in (3, 4, 3, 2)])
     model, callback = algorithm(policy, envs, **SMALL, policy_kwargs=policy_kwargs), Bootstraps()
     model.learn(32, callback=callback)
     np.testing.assert_allclose(model.rollout_buffer.rewards, callback.rewards, rtol=1e-6, atol=1e-6)
