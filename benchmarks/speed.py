@@ -6,7 +6,7 @@ minibatches of 64 and ten epochs.
 Turns of four rollouts, taken alternately in one run, each contestant in a process of its own, on one core; the first turn, in
 which PPG and SBX compile, does not count. SBX and rlox are installed where only their own processes see them.
 
-    python -m benchmarks.speed    # 30 minutes; nothing else should run
+    python -m benchmarks.speed [CONTEST ...]    # without names all of them, in 45 minutes; nothing else should run
 """
 
 import importlib
@@ -34,6 +34,7 @@ from sb3_ppg.comparison.report import page, table
 from sb3_ppg.comparison.runs import machine
 
 TURN = 8192  # steps, a phase
+ROWS = RESULTS / "speed_training.csv"
 SBX, RLOX = "SBX PPO", "rlox PPO"
 HUNDRED_ACTIONS = partial(InvalidActionEnvDiscrete, dim=100, n_invalid_actions=80)
 
@@ -64,6 +65,7 @@ CONTESTS = {
     "CartPole-v1, LSTMs, 1 environment": Contest("CartPole-v1", 1, "MlpLstmPolicy", (RecurrentPPO, RecurrentPPG), ()),
     "100 actions, masks, 1 environment": Contest(HUNDRED_ACTIONS, 1, "MlpPolicy", (MaskablePPO, MaskablePPG), ()),
 }
+ABOUT = ("processor", "commit", "python", "torch", "stable_baselines3")  # columns
 CONTESTANTS = ("PPO", SBX, RLOX, "PPG", "PPG, compiled")
 
 
@@ -97,42 +99,47 @@ def training(name: str, contest: Contest) -> Callable[[], dict[str, float]]:
     return measure
 
 
-def run() -> pd.DataFrame:
-    """Measure each contest: a row for each turn."""
+def run(titles: list[str]) -> pd.DataFrame:
+    """Measure contests: a row for each turn."""
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
-    about = dict(processor=machine(), commit=commit, torch=th.__version__, python=platform.python_version())
-    about["stable_baselines3"] = version("stable_baselines3")
+    about = (machine(), commit, platform.python_version(), th.__version__, version("stable_baselines3"))
     found = []
-    for title, contest in CONTESTS.items():
+    for title in titles:
+        contest = CONTESTS[title]
         names = [name for name in CONTESTANTS if name not in (SBX, RLOX) or name in contest.others]
         names = [name for name in names if "Lstm" not in contest.policy or name != "PPG, compiled"]  # LSTMs are not compiled
         turns = take_turns({name: (training, name, contest) for name in names})
-        found.append(turns.assign(environments=title, **about).round(1))
+        found.append(turns.assign(environments=title, **dict(zip(ABOUT, about, strict=True))).round(1))
     return pd.concat(found)
 
 
 def report(rows: pd.DataFrame) -> str:
     """Return the page."""
-    medians = rows.groupby(["environments", "contestant"], sort=False)["speed"].median().unstack()[list(CONTESTANTS)]
+    medians = (
+        rows.groupby(["environments", "contestant"], sort=False)["speed"].median().unstack().reindex(columns=list(CONTESTANTS))
+    )
     lines = []
-    for title, row in medians.reindex(list(CONTESTS)).iterrows():
+    for title, row in medians.reindex([title for title in CONTESTS if title in medians.index]).iterrows():
         ratios = [row["PPG"] / row["PPO"], *(row["PPG, compiled"] / row[["PPO", SBX, RLOX]])]
         line = [title, *(f"{speed:,.0f}" for speed in row), *(f"{ratio:.2f}" for ratio in ratios)]
         lines.append(["" if cell == "nan" else cell for cell in line])
-    about = rows.iloc[0]
+    texts = {name: ", ".join(rows[name].astype(str).unique()) for name in ABOUT}
     return page(
         "Speed: whole trainings",
-        f"`python -m benchmarks.speed` at commit {about['commit']}. Steps per second on one core, medians of 5 turns of "
+        f"`python -m benchmarks.speed` at commit {texts['commit']}. Steps per second on one core, medians of 5 turns of "
         f"{TURN:,} steps, auxiliary phases included, compiling not. 8 environments x 256 steps or 1 x 2,048, minibatches "
         "of 64, ten epochs. PPO: sb3-contrib's with LSTMs and masks, else SB3's. "
-        f"{about['processor']}, Python {about['python']}, torch {about['torch']}, stable-baselines3 "
-        f"{about['stable_baselines3']}, sbx-rl 0.28.0, rlox 1.2.0 (with CartPole in Rust).",
+        f"{texts['processor']}, Python {texts['python']}, torch {texts['torch']}, stable-baselines3 "
+        f"{texts['stable_baselines3']}, sbx-rl 0.28.0, rlox 1.2.0 (with CartPole in Rust).",
         table(["environments", *CONTESTANTS, "PPG / PPO", *(f"compiled / {name}" for name in CONTESTANTS[:3])], lines),
     )
 
 
 if __name__ == "__main__":
     os.environ["OMP_NUM_THREADS"] = "1"  # of the processes
-    rows = run()
-    rows.to_csv(RESULTS / "speed_training.csv", index=False)
+    titles = sys.argv[1:] or list(CONTESTS)
+    latest = run(titles)
+    earlier = pd.read_csv(ROWS) if ROWS.exists() else latest.head(0)
+    rows = pd.concat([earlier[~earlier["environments"].isin(titles)], latest])
+    rows.to_csv(ROWS, index=False)
     (RESULTS / "speed.md").write_text(report(rows))

@@ -115,8 +115,8 @@ class PPG(PhasicAlgorithm):
         over several passes: the optimizer step is the same, and needs less memory. "auto": a size that is fast, see
         ``fitting_micro_batch_size``. None: whole minibatches
     :param compile_updates: Whether torch compiles the optimizer steps of both phases. This takes about half a minute the first
-        time on a machine, and makes training of small networks about twice as fast; docs/guides/speed.md says what is not
-        compiled. "auto": only if the run is long enough to gain from it
+        time on a machine, and makes training of small networks two to four times as fast; docs/guides/speed.md says what
+        is not compiled. "auto": only if the run is long enough to gain from it
     :param mixed_precision: "bf16": the features extractor computes in bfloat16; weights, heads, losses and optimizers stay
         float32. It is faster on hardware that multiplies bfloat16 (AVX-512 BF16, AMX, GPUs). None: float32
     :param objective: The losses that the epochs minimize: "ppg", the paper's; "decoupled", "ewma", "dcpg", "ddcpg", "daac",

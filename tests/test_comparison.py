@@ -114,7 +114,7 @@ def test_the_curve_is_the_mean_of_the_latest_episodes(tmp_path):
 
 
 def test_a_run_that_goes_on_keeps_the_episodes_until_its_checkpoint(tmp_path):
-    file, model = tmp_path / "episodes.csv", PPO("MlpPolicy", "CartPole-v1", n_steps=64, batch_size=32, device="cpu")
+    file, model = tmp_path / "episodes.csv", PPO("MlpPolicy", "CartPole-v1", n_steps=64, batch_size=32, seed=0, device="cpu")
     model.learn(256, callback=Episodes(str(file)))
     before = pd.read_csv(file)
     assert before["steps"].is_monotonic_increasing and before["seconds"].is_monotonic_increasing

@@ -15,7 +15,17 @@ from torch.nn import functional as F
 from sb3_ppg import PPG, ArgumentError, MaskablePPG, ModelFormatError, RecurrentPPG, hub
 from sb3_ppg.actions import NestedDistribution, SquashedGaussianDistribution, flat_masks
 from sb3_ppg.environments.vec_envs import GymnasiumVecEnv
-from tests.helpers import BOX, NESTED, SMALL, VECTOR, RandomEnv, assert_both_phases_train, learn_and_log, random_envs
+from tests.helpers import (
+    BOX,
+    NESTED,
+    SMALL,
+    VECTOR,
+    ActsThroughTorch,
+    RandomEnv,
+    assert_both_phases_train,
+    learn_and_log,
+    random_envs,
+)
 
 PATHS = ["kind", "how.0", "how.1", "move.here", "move.there", "move.far"]
 MASKS = dict(kind=[True, False, True], how={1: [True, False] + 6 * [True]})
@@ -77,7 +87,7 @@ def test_a_space_with_one_leaf_trains_as_the_leaf(kind):
     def make(wrap):
         env = DummyVecEnv([lambda: wrap(RandomEnv(VECTOR, FLAT[kind]))] * 2)
         env.seed(0)
-        return PPG("MlpPolicy", env, ent_coef=0.01, **SMALL)
+        return PPG(ActsThroughTorch, env, ent_coef=0.01, **SMALL)
 
     space = spaces.Dict(all=spaces.Tuple([FLAT[kind]]))
     flat, nested = make(lambda env: env), make(lambda env: TransformAction(env, lambda action: action["all"][0], space))
