@@ -80,7 +80,7 @@ class Update:
 
     @property
     def is_compiled(self) -> bool:
-        """Whether compiled code has taken steps or computed gradients."""
+        """Return whether compiled code has taken steps or computed gradients."""
         return self.compiled is not None and self.compiled.has_run
 
     def epoch(self, minibatches: Iterable[Any]) -> Epoch:

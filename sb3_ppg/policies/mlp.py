@@ -591,7 +591,7 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
         :param context: further arguments of ``evaluate``
         :return: actions as environments take them, and the state for the next call
         """
-        if self.training or self.numpy_actor() is None:  # whose layers do the same in both modes
+        if self.training:
             self.set_training_mode(False)
         if isinstance(observation, tuple) and len(observation) == 2 and isinstance(observation[1], dict):
             raise ValueError(
@@ -610,13 +610,14 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
         actor = self.numpy_actor()
         actions = None if actor is None else actor.choose(np.asarray(obs), deterministic, **context)
         if actions is None:
+            self.set_training_mode(False)  # also layers that were added since then
             return self._predict(obs, deterministic, **context), state
         self.acted_on = (obs, *context.values())
         return th.from_numpy(actions), state
 
     def _taken(self, actions: th.Tensor, vectorized_env: bool) -> Any:
         """Return samples of the distribution, (B, ...), as environments take them: an array, for nested spaces a list."""
-        if not actions.isfinite().all():  # the bounds of the action space would hide it
+        if not np.isfinite(actions.cpu().numpy()).all():  # the bounds of the action space would hide it
             raise NonFiniteActionError("The policy gives actions that are NaN or infinite")
         taken = self.actions.for_step(actions.reshape(-1, *self.actions.shape))
         if vectorized_env:

@@ -190,7 +190,7 @@ def replace_a_layers_method(policy: MlpPolicy) -> None:
     ids=lambda f: f.__name__,
 )
 def test_what_a_callback_changes_counts_from_the_next_step(change):
-    """In the middle of a rollout."""
+    """Change it in the middle of a rollout."""
     th.manual_seed(0)
     ours, expected, before = seen(False, at=20, function=change), seen(True, at=20, function=change), seen(True)
     for one, other in zip(ours, expected, strict=True):
