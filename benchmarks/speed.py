@@ -36,6 +36,7 @@ from sb3_ppg.comparison.runs import machine
 TURN = 8192  # steps, a phase
 ROWS = RESULTS / "speed_training.csv"
 SBX, RLOX = "SBX PPO", "rlox PPO"
+CONTESTANTS = ("PPO", SBX, RLOX, "PPG", "PPG, compiled")
 HUNDRED_ACTIONS = partial(InvalidActionEnvDiscrete, dim=100, n_invalid_actions=80)
 
 
@@ -45,14 +46,14 @@ class Contest(NamedTuple):
 
     :param policy: name of the policy
     :param classes: PPO of SB3 or sb3-contrib, and PPG
-    :param others: further contestants
+    :param contestants: names, see ``CONTESTANTS``
     """
 
     env: Any
     n_envs: int
     policy: str = "MlpPolicy"
     classes: tuple[Any, Any] = (PPO, PPG)
-    others: tuple[str, ...] = (SBX, RLOX)
+    contestants: tuple[str, ...] = CONTESTANTS
 
 
 CONTESTS = {
@@ -62,11 +63,14 @@ CONTESTS = {
     "Pendulum-v1": Contest("Pendulum-v1", 8),
     "LunarLander-v3": Contest("LunarLander-v3", 8),
     "HalfCheetah-v5": Contest("HalfCheetah-v5", 8),
-    "CartPole-v1, LSTMs, 1 environment": Contest("CartPole-v1", 1, "MlpLstmPolicy", (RecurrentPPO, RecurrentPPG), ()),
-    "100 actions, masks, 1 environment": Contest(HUNDRED_ACTIONS, 1, "MlpPolicy", (MaskablePPO, MaskablePPG), ()),
+    "CartPole-v1, LSTMs, 1 environment": Contest(
+        "CartPole-v1", 1, "MlpLstmPolicy", (RecurrentPPO, RecurrentPPG), ("PPO", "PPG")
+    ),
+    "100 actions, masks, 1 environment": Contest(
+        HUNDRED_ACTIONS, 1, "MlpPolicy", (MaskablePPO, MaskablePPG), ("PPO", "PPG", "PPG, compiled")
+    ),
 }
 ABOUT = ("processor", "commit", "python", "torch", "stable_baselines3")  # columns
-CONTESTANTS = ("PPO", SBX, RLOX, "PPG", "PPG, compiled")
 
 
 def training(name: str, contest: Contest) -> Callable[[], dict[str, float]]:
@@ -106,9 +110,7 @@ def run(titles: list[str]) -> pd.DataFrame:
     found = []
     for title in titles:
         contest = CONTESTS[title]
-        names = [name for name in CONTESTANTS if name not in (SBX, RLOX) or name in contest.others]
-        names = [name for name in names if "Lstm" not in contest.policy or name != "PPG, compiled"]  # LSTMs are not compiled
-        turns = take_turns({name: (training, name, contest) for name in names})
+        turns = take_turns({name: (training, name, contest) for name in contest.contestants})
         found.append(turns.assign(environments=title, **dict(zip(ABOUT, about, strict=True))).round(1))
     return pd.concat(found)
 

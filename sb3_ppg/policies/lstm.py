@@ -289,7 +289,6 @@ class RecurrentPhasicActorCriticPolicy(PhasicActorCriticPolicy, RecurrentActorCr
         :param state: these states before, (n_layers, n_envs, hidden size) each. None: zeros
         :param starts: whether an episode begins, with states of zero, (n_envs,). None: no episode begins
         """
-        self.set_training_mode(False)
         n_envs = n_samples(obs)
         as_floats = partial(th.tensor, dtype=th.float32, device=self.device)
         states: Any = self.initial_states(n_envs).pi if state is None else tuple(map(as_floats, state))

@@ -436,7 +436,7 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
     @property  # type: ignore[explicit-override] # which mypy does not see on properties with a setter
     @override
     def action_dist(self) -> Distribution:
-        """SB3's distribution object. Its latest distribution is computed here if a copy of the policy has acted."""
+        """SB3's distribution object. Its latest distribution is computed here if a compiled function or NumPy has acted."""
         inputs, self.acted_on = self.acted_on, None
         if inputs is not None:
             with th.no_grad():
@@ -591,14 +591,19 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
         :param context: further arguments of ``evaluate``
         :return: actions as environments take them, and the state for the next call
         """
-        if self.training:
-            self.set_training_mode(False)
         if isinstance(observation, tuple) and len(observation) == 2 and isinstance(observation[1], dict):
             raise ValueError(
                 "`predict` got a tuple. You are probably mixing Gym API with SB3 VecEnv API: `obs, info = env.reset()` (Gym), "
                 "`obs = vec_env.reset()` (VecEnv)"
             )
         tensors, vectorized_env = self.obs_to_tensor(observation)
+        actor = self.numpy_actor()
+        chosen = None if actor is None else actor.choose(np.asarray(tensors), deterministic, **context)
+        if chosen is None or self.training:
+            self.set_training_mode(False)
+        if chosen is not None:
+            self.acted_on = (tensors, *context.values())
+            return self._taken(th.from_numpy(chosen), vectorized_env), state
         with th.no_grad():
             actions, state = self._predict_next(tensors, state, episode_start, deterministic, **context)
         return self._taken(actions, vectorized_env), state
@@ -607,13 +612,7 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
         self, obs: PyTorchObs, state: Any, starts: np.ndarray | None, deterministic: bool = False, **context: Any
     ) -> tuple[th.Tensor, Any]:
         """Return actions, and the state after them."""
-        actor = self.numpy_actor()
-        actions = None if actor is None else actor.choose(np.asarray(obs), deterministic, **context)
-        if actions is None:
-            self.set_training_mode(False)  # also layers that were added since then
-            return self._predict(obs, deterministic, **context), state
-        self.acted_on = (obs, *context.values())
-        return th.from_numpy(actions), state
+        return self._predict(obs, deterministic, **context), state
 
     def _taken(self, actions: th.Tensor, vectorized_env: bool) -> Any:
         """Return samples of the distribution, (B, ...), as environments take them: an array, for nested spaces a list."""

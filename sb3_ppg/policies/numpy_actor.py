@@ -49,7 +49,7 @@ ACTIVATIONS: dict[type[nn.Module], Callable[[Any], Layer]] = {
 # Methods of a policy that say how it acts; a class or an object that has its own acts through torch
 METHODS = (
     *("evaluate", "forward", "extract_features", "_get_action_dist_from_latent", "_act", "get_distribution", "_predict"),
-    *("act", "next_values", "evaluate_batch", "network_inputs", "step_batch"),
+    *("act", "next_values", "evaluate_batch", "network_inputs", "step_batch", "_predict_next"),
 )
 
 

@@ -22,6 +22,7 @@ from tests.helpers import (
     SMALL,
     THREE_ACTIONS,
     VECTOR,
+    ActsThroughTorch,
     RandomEnv,
     collect,
     make_kind,
@@ -134,9 +135,8 @@ class Notes(PhasicCallback):
 
 
 def seen(in_torch: bool, env: Any = "CartPole-v1", total: int = 64, **options: Any) -> list[Any]:
-    model, notes = PPG("MlpPolicy", env, **{**SMALL, "n_steps": 64}), Notes(**options)
-    if in_torch:
-        model.policy.numpy_actor = lambda: None
+    policy: Any = ActsThroughTorch if in_torch else "MlpPolicy"
+    model, notes = PPG(policy, env, **{**SMALL, "n_steps": 64}), Notes(**options)
     model.learn(total, callback=notes)
     return [np.array(each) for each in zip(*notes.seen, strict=True)]
 
