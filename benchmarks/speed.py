@@ -92,7 +92,10 @@ def training(name: str, contest: Contest) -> Callable[[], dict[str, float]]:
             cls = importlib.import_module("sbx").PPO
         elif name.startswith("PPG"):
             more = dict(compile_updates=name == "PPG, compiled")
-        model = cls(contest.policy, make_vec_env(contest.env, contest.n_envs, seed=0), device="cpu", **shared, **more)
+        # By default SB3 asks for pictures, for which LunarLander computes the smoke of its engines in each step
+        options = {"render_mode": None} if isinstance(contest.env, str) else {}
+        env = make_vec_env(contest.env, contest.n_envs, seed=0, env_kwargs=options)
+        model = cls(contest.policy, env, device="cpu", **shared, **more)
         train = partial(model.learn, reset_num_timesteps=False)
 
     def measure() -> dict[str, float]:

@@ -16,7 +16,8 @@ DEFAULTS = {name: signature(PPG).parameters[name].default for name in ("n_steps"
 
 def train(env_id: str, seed: int, steps: int, n_envs: int, **arguments: Any) -> tuple[Predict, int]:
     """Return the trained policy and the steps."""
-    model = PPG("MlpPolicy", make_vec_env(env_id, n_envs), seed=seed, device="cpu", **arguments)
+    env = make_vec_env(env_id, n_envs, env_kwargs=dict(render_mode=None))  # without pictures, for which LunarLander is slower
+    model = PPG("MlpPolicy", env, seed=seed, device="cpu", **arguments)
     model.learn(steps)
     return lambda observation: model.predict(observation, deterministic=True)[0], model.num_timesteps
 
