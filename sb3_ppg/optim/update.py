@@ -129,15 +129,13 @@ class Update:
                     self.objective.after_policy_step(self.policy)
 
         names += gradient.names
-        trained = [parameter for optimizer in self.optimizers for parameter in parameters_of(optimizer)]
-        sums = th.stack([parameter.detach().sum() for parameter in trained])
+        weights = [named for network in networks for named in network.named_parameters() if named[1].requires_grad]
+        sums = th.stack([weight.detach().sum() for _, weight in weights])
         numbers = th.cat([*records, sums.abs() if sums.is_complex() else sums]).cpu().numpy()  # the one transfer
         table = numbers[: -len(sums)].reshape(len(sizes), -1)
         if not np.isfinite(numbers).all():
             restore()
-            names_of = {parameter: name for network in networks for name, parameter in network.named_parameters()}
-            trained_names = [names_of.get(parameter, "a parameter outside the policy") for parameter in trained]
-            culprit = _culprit(table[:, :-1], names, numbers[-len(sums) :], trained_names)
+            culprit = _culprit(table[:, :-1], names, numbers[-len(sums) :], [name for name, _ in weights])
             phase = "policy" if self.kind == "value" else self.kind
             raise NonFiniteLossError(f"The {phase} phase met a {culprit}. {ADVICE}")
         losses = dict(zip(names, table.T, strict=False))
