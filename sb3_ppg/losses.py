@@ -173,12 +173,27 @@ def entropy_loss(entropy: th.Tensor | None, log_prob: th.Tensor, weights: th.Ten
     return -weighted_mean(entropy, weights)
 
 
+def squared_error(values: th.Tensor, targets: th.Tensor, huber_threshold: float | None = None) -> th.Tensor:
+    """
+    The square e² of each error e; with ``huber_threshold``, δ, it is 2 δ |e| - δ² where |e| exceeds δ, twice Huber's loss.
+
+    :param values: V(s), shape (B,)
+    :param targets: V_targ, shape (B,)
+    :param huber_threshold: δ, in the units of the values, or None for the square everywhere
+    :return: shape (B,)
+    """
+    if huber_threshold is None:
+        return (values - targets).square()
+    return 2 * F.huber_loss(values, targets, reduction="none", delta=huber_threshold)
+
+
 def value_loss(
     values: th.Tensor,
     targets: th.Tensor,
     old_values: th.Tensor | None = None,
     clip_range_vf: float | None = None,
     weights: th.Tensor | None = None,
+    huber_threshold: float | None = None,
 ) -> th.Tensor:
     """
     Mean squared error E[(V(s) - V_targ)²] of the policy phase ("L^value" in the paper; the 1/2 is SB3's ``vf_coef``).
@@ -190,6 +205,7 @@ def value_loss(
     :param old_values: V(s) as predicted during the rollout, shape (B,); needed for clipping only
     :param clip_range_vf: in the units of the (normalized) return, or None for no clipping
     :param weights: see ``weighted_mean``, shape (B,), or None
+    :param huber_threshold: see ``squared_error``
     :return: scalar
     """
     check_same_shape(values=values, targets=targets)
@@ -197,11 +213,18 @@ def value_loss(
         assert old_values is not None
         check_same_shape(values=values, old_values=old_values)
         values = old_values + th.clamp(values - old_values, -clip_range_vf, clip_range_vf)
-    return F.mse_loss(values, targets) if weights is None else weighted_mean((values - targets).square(), weights)
+    if weights is None and huber_threshold is None:
+        return F.mse_loss(values, targets)
+    return weighted_mean(squared_error(values, targets, huber_threshold), weights)
 
 
 def clipped_value_loss(
-    values: th.Tensor, targets: th.Tensor, old_values: th.Tensor, clip_range: float, weights: th.Tensor | None = None
+    values: th.Tensor,
+    targets: th.Tensor,
+    old_values: th.Tensor,
+    clip_range: float,
+    weights: th.Tensor | None = None,
+    huber_threshold: float | None = None,
 ) -> th.Tensor:
     """
     The larger of the squared errors with and without clipping, as in OpenAI's baselines:
@@ -218,11 +241,13 @@ def clipped_value_loss(
     :param old_values: V_old(s) as predicted during the rollout, shape (B,)
     :param clip_range: ε, in the units of the values
     :param weights: see ``weighted_mean``, shape (B,), or None
+    :param huber_threshold: see ``squared_error``
     :return: scalar
     """
     check_same_shape(values=values, targets=targets, old_values=old_values)
     clipped = old_values + th.clamp(values - old_values, -clip_range, clip_range)
-    return weighted_mean(th.max((values - targets).square(), (clipped - targets).square()), weights)
+    errors = squared_error(values, targets, huber_threshold), squared_error(clipped, targets, huber_threshold)
+    return weighted_mean(th.max(*errors), weights)
 
 
 def approximate_kl(log_ratio: th.Tensor) -> th.Tensor:

@@ -224,7 +224,7 @@ class PPG(PhasicAlgorithm):
         latest.arrays["targets"] = objective.value_targets(latest, self.rollout_buffer.gamma)
         self._normalize_advantages(latest)
         self._n_rollouts += 1
-        self._update_value_units(latest.arrays["targets"])
+        self._update_value_units(latest)
         older = replay.older(kinds)
         for rollout in older:
             self.update_advantages(rollout)
@@ -249,12 +249,17 @@ class PPG(PhasicAlgorithm):
             advantages = self.objective.normalized_advantages(rollout.arrays["advantages"], self.device)
             rollout.arrays["advantages"] = advantages
 
-    def _update_value_units(self, targets: np.ndarray) -> None:
-        """Set the value unit from the latest value targets, or back to that of the return if units have been turned off."""
+    def _update_value_units(self, rollout: Rollout) -> None:
+        """Set the value unit from a rollout's value targets, or back to that of the return if units have been turned off."""
         if self.normalize_value_targets and self.n_aux_epochs > 0:
             n_averaged = self._n_rollouts if self.normalize_value_targets == "running" else self.n_policy_iterations
             weight = 1 / min(self._n_rollouts, n_averaged)  # at first all rollouts weigh the same
-            change_value_units(self.policy, self.optimizers, targets, weight)
+            head: Any = self.policy.value_net
+            is_new = getattr(head, "is_new", False)
+            outputs = (rollout.arrays["old_values"] - head.mean.cpu().numpy()) / head.std.cpu().numpy() if is_new else None
+            change_value_units(self.policy, self.optimizers, rollout.arrays["targets"], weight)
+            if outputs is not None:  # losses compare the head's predictions with these
+                rollout.arrays["old_values"] = head.mean.cpu().numpy() + head.std.cpu().numpy() * outputs
         elif self.policy.value_unit != 1.0:
             set_value_units(self.policy, self.optimizers, 0.0, 1.0)
 

@@ -409,6 +409,13 @@ def test_rollouts_may_come_from_elsewhere_and_what_needs_their_end_says_so(name)
             model.learn(64)
 
 
+@pytest.mark.parametrize("argument", [dict(prior="self"), dict(ignore_terminations=True), dict(ignore_terminations=500)])
+def test_what_only_its_own_loop_does_is_refused_with_another(argument):
+    model = CollectsItself("MlpPolicy", "CartPole-v1", **SMALL, **argument)
+    with pytest.raises(ArgumentError, match=rf"`{next(iter(argument))}`=.*CollectsItself\.collect_rollouts` does not call"):
+        model.learn(64)
+
+
 def test_an_objective_that_was_not_told_of_the_steps_says_so():
     with pytest.raises(ArgumentError, match="does not know the levels"):
         of_the_family(TellsTheEnd, "idaac").learn(64)

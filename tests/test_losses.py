@@ -54,6 +54,10 @@ def test_value_losses():
     assert losses.value_loss(values, targets).item() == (1 + 9) / 2
     # 1.0 is within .5 of .8; 5 is held at 2.5
     assert losses.value_loss(values, targets, old_values, clip_range_vf=0.5).item() == pytest.approx((1 + 0.25) / 2)
+    # Errors of 1 and 3: from 2 on, 2 * 2 * 3 - 2² instead of 9; the latter is held at .5
+    assert losses.value_loss(values, targets, huber_threshold=2.0).item() == (1 + 8) / 2
+    assert losses.value_loss(values, targets, weights=th.tensor([0.0, 2.0]), huber_threshold=2.0).item() == 8
+    assert losses.clipped_value_loss(values, targets, old_values, 0.5, huber_threshold=2.0).item() == (1 + 8) / 2
 
 
 def test_shapes_that_would_broadcast_are_refused():

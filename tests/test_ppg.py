@@ -18,8 +18,10 @@ from stable_baselines3.common.utils import LinearSchedule
 
 from sb3_ppg import PPG, ArgumentError, MaskablePPG, PhasicCallback
 from sb3_ppg.errors import ADVISED, NonFiniteActionError, NonFiniteLossError
+from sb3_ppg.objectives import Objective
 from tests.helpers import (
     ROOT,
+    SMALL,
     VECTOR,
     ActsThroughTorch,
     BatchNormExtractor,
@@ -162,7 +164,7 @@ def test_rewards_of_any_scale_lead_to_the_same_training(architecture, max_grad_n
         model = make(env, n_epochs=2, n_value_epochs=1, **kwargs)
         with th.no_grad():
             for head in (model.policy.value_net, model.policy.aux_value_net):
-                head.weight *= scale  # for the first predictions to be as much larger
+                head.weight.zero_()  # in the first rollout, which has no unit yet, values are as much larger, too
         logged = learn_and_log(model, 2 * 16 * 3 * 2)
         assert model.n_aux_phases == 2
         results.append((logged, weights(model)))
@@ -172,6 +174,23 @@ def test_rewards_of_any_scale_lead_to_the_same_training(architecture, max_grad_n
         assert large[name] == pytest.approx(small[name], rel=1e-2, abs=1e-6), name
     for name in (name for name in expected if not name.endswith((".mean", ".std"))):
         np.testing.assert_allclose(got[name], expected[name], rtol=1e-2, atol=1e-4, err_msg=name)
+
+
+def test_new_heads_start_at_the_mean_of_the_first_value_targets():
+    """Half a squared error in standard deviations is then about 0.5; losses compare values with what they have become."""
+    differences = []
+
+    class Comparing(Objective):
+        def value_error(self, policy, latent, batch, coefficients):
+            differences.append((policy.value_net(latent).flatten() - batch.old_values).abs().max().item())
+            return super().value_error(policy, latent, batch, coefficients)
+
+    kwargs = dict(n_steps=512, learning_rate=0.0, n_policy_iterations=1, objective=Comparing)
+    model = PPG("MlpPolicy", "Pendulum-v1", **SMALL | kwargs)
+    logged = learn_and_log(model, 2 * 512)
+    assert logged["train/value_unit"] > 10
+    assert 0.4 < logged["aux/aux_value_loss"] < 0.7 and 0.4 < 0.5 * logged["train/value_loss"] < 0.7
+    assert len(differences) > 2 and max(differences) < 1e-3
 
 
 @pytest.mark.parametrize("off", [dict(normalize_value_targets=False), dict(n_aux_epochs=0)], ids=lambda off: next(iter(off)))

@@ -113,10 +113,10 @@ def test_time_limits_are_bootstrapped_by_each_component():
 
 def test_the_loss_is_the_mean_over_components_in_their_units():
     head = VectorValueHead(2, 2)
-    with th.no_grad():
-        head.weight.copy_(th.eye(2))
-        head.bias.zero_()
     head.change_units(np.zeros(2), np.array([1.0, 10.0]))
+    with th.no_grad():  # values of 1 and 20, 3 and 40
+        head.weight.copy_(th.tensor([[1.0, 0.0], [0.0, 0.1]]))
+        head.bias.zero_()
     latent, targets = th.tensor([[1.0, 20.0], [3.0, 40.0]]), th.tensor([[0.0, 0.0], [3.0, 60.0]])
     # errors 1 and 20, 0 and 20; in units 1 and 2, 0 and 2
     th.testing.assert_close(head.loss(latent, targets), th.tensor((1 + 4 + 0 + 4) / 4))
@@ -175,6 +175,7 @@ def test_arguments_that_cannot_work_are_refused():
         (dict(reward_weights=[1.0, 1.0], gamma=[0.9, 1.1]), "`gamma`.*from 0 to 1"),
         (dict(reward_weights=[1.0, 1.0], clip_range_vf=0.2), "`clip_range_vf`.*a loss of its own"),
         (dict(reward_weights=[1.0, 1.0], objective_kwargs=dict(value_clip=0.2)), "`value_clip`.*a loss of its own"),
+        (dict(reward_weights=[1.0, 1.0], objective_kwargs=dict(value_loss="huber")), "`value_loss`.*a loss of its own"),
         (
             dict(reward_weights=[1.0, 1.0], objective="daac", n_value_epochs=1, n_aux_epochs=0),
             "`clip_range`.*`value_net` has a loss of its own",

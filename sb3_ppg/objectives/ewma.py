@@ -6,7 +6,7 @@ Authors' code: https://github.com/openai/ppo-ewma.
 """
 
 import math
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, Literal, cast
 
 import numpy as np
 import torch as th
@@ -29,15 +29,22 @@ class DecoupledObjective(Objective):
 
     :param importance_limit: the largest importance weight π / π_behavior
     :param value_clip: see ``Objective``
+    :param value_loss: see ``Objective``
+    :param huber_threshold: see ``Objective``
     :raises ArgumentError: for a limit below one
     """
 
     corrects_for_staleness: ClassVar[bool] = True
 
     def __init__(
-        self, policy: PhasicActorCriticPolicy, importance_limit: float = 100.0, value_clip: float | None = None
+        self,
+        policy: PhasicActorCriticPolicy,
+        importance_limit: float = 100.0,
+        value_clip: float | None = None,
+        value_loss: Literal["mse", "huber"] = "mse",
+        huber_threshold: float = 1.0,
     ) -> None:
-        super().__init__(policy, value_clip=value_clip)
+        super().__init__(policy, None, value_clip, value_loss, huber_threshold)
         check_value("importance_limit", importance_limit, number(1, MAX_WEIGHT))
         self.importance_limit = importance_limit
         self.proximal = AveragedModel(policy)
@@ -89,6 +96,8 @@ class EWMAObjective(DecoupledObjective):
         normalized by its own moments
     :param importance_limit: see ``DecoupledObjective``
     :param value_clip: see ``Objective``
+    :param value_loss: see ``Objective``
+    :param huber_threshold: see ``Objective``
     :raises ArgumentError: for numbers that cannot work
     """
 
@@ -104,6 +113,8 @@ class EWMAObjective(DecoupledObjective):
         advantage_decay: float = 0.0,
         importance_limit: float = 100.0,
         value_clip: float | None = None,
+        value_loss: Literal["mse", "huber"] = "mse",
+        huber_threshold: float = 1.0,
     ) -> None:
         check_value("center_of_mass", center_of_mass, number(0, MAX_WEIGHT))
         decay = center_of_mass / (1 + center_of_mass) if decay is None else decay
@@ -111,7 +122,7 @@ class EWMAObjective(DecoupledObjective):
         check_value("advantage_decay", advantage_decay, BELOW_ONE)
         self.decay = float(decay)
         self.advantage_decay = advantage_decay
-        super().__init__(policy, importance_limit, value_clip)
+        super().__init__(policy, importance_limit, value_clip, value_loss, huber_threshold)
         self.proximal.multi_avg_fn = self.average
         for name in ("advantage_weight", "advantage_mean", "advantage_variance"):
             self.register_buffer(name, th.zeros((), dtype=th.float64))

@@ -2,7 +2,7 @@
 The objective of the paper: Phasic Policy Gradient, https://arxiv.org/abs/2009.04416. It is the base class of all others.
 """
 
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch as th
@@ -10,7 +10,7 @@ from stable_baselines3.common.distributions import Distribution
 from torch import nn
 
 from sb3_ppg import losses
-from sb3_ppg.arguments import check_value, made_from, number, optional, require
+from sb3_ppg.arguments import check_value, choice, made_from, number, optional, require
 from sb3_ppg.arrays import parameters_of
 from sb3_ppg.buffers.replay import RolloutReplay
 from sb3_ppg.buffers.rollouts import Rollout
@@ -66,6 +66,9 @@ class Objective(nn.Module):
     :param dual_clip: see ``losses.policy_gradient_loss``; DI-engine has 3 or 5. None: no dual clipping, as in the paper
     :param value_clip: ε of ``losses.clipped_value_loss`` for the value losses of both phases, in the unit of the value heads,
         against the values at collection. None: no clipping, as in the paper
+    :param value_loss: "mse": mean squared errors. "huber": linear for large errors, in both phases, so that single targets
+        far off weigh less, as in ALF's PPG; see ``losses.squared_error``
+    :param huber_threshold: error above which "huber" is linear, in the unit of the value heads
     :raises ArgumentError: for a number that cannot work
     """
 
@@ -96,13 +99,21 @@ class Objective(nn.Module):
     adversary_optimizer: th.optim.Optimizer | None = None
 
     def __init__(
-        self, policy: PhasicActorCriticPolicy, dual_clip: float | None = None, value_clip: float | None = None
+        self,
+        policy: PhasicActorCriticPolicy,
+        dual_clip: float | None = None,
+        value_clip: float | None = None,
+        value_loss: Literal["mse", "huber"] = "mse",
+        huber_threshold: float = 1.0,
     ) -> None:
         super().__init__()
         check_value("dual_clip", dual_clip, optional(number(1, MAX_WEIGHT)))
         check_value("value_clip", value_clip, optional(number(0, MAX_WEIGHT)))
         self.dual_clip = dual_clip
         self.value_clip = value_clip
+        check_value("value_loss", value_loss, choice("mse", "huber"))
+        check_value("huber_threshold", huber_threshold, number(1e-6, MAX_WEIGHT))
+        self.huber_threshold = huber_threshold if value_loss == "huber" else None
         if value_clip is not None:
             self.aux_keys = (*self.aux_keys, "old_values")
 
@@ -125,6 +136,8 @@ class Objective(nn.Module):
                 require(arguments, arguments.clip_range_vf is None, "clip_range_vf", remedy)
                 if self.value_clip is not None:
                     raise ArgumentError(f"`value_clip`={self.value_clip} cannot work: {remedy}")
+                if self.huber_threshold is not None:
+                    raise ArgumentError(f"`value_loss`='huber' cannot work: `{name}` has a loss of its own; use 'mse'")
 
     # ---- losses ----
 
@@ -213,7 +226,7 @@ class Objective(nn.Module):
         self, head: nn.Module, latent: th.Tensor, batch: Any, unit: float, clip_range_vf: float | None = None
     ) -> th.Tensor:
         """
-        Return the loss of a value head in either phase, clipped by ``value_clip`` or ``clip_range_vf``.
+        Return the loss of a value head in either phase, clipped by ``value_clip`` or ``clip_range_vf``, by ``value_loss``.
 
         :param latent: features that it reads, (B, latent dimension)
         :param unit: the value unit
@@ -221,12 +234,14 @@ class Objective(nn.Module):
         :return: scalar
         """
         targets, weights = batch.targets, weights_of(batch)
-        if self.value_clip is None and clip_range_vf is None:
+        is_clipped = self.value_clip is not None or clip_range_vf is not None
+        if not is_clipped and self.huber_threshold is None:
             return head_loss(head, latent, targets, unit, weights)
-        in_units = (head(latent).flatten() / unit, targets / unit, batch.old_values / unit)
+        old_values = batch.old_values / unit if is_clipped else None
+        in_units: Any = (head(latent).flatten() / unit, targets / unit, old_values)
         if self.value_clip is None:
-            return losses.value_loss(*in_units, clip_range_vf, weights)
-        return losses.clipped_value_loss(*in_units, self.value_clip, weights)
+            return losses.value_loss(*in_units, clip_range_vf, weights, self.huber_threshold)
+        return losses.clipped_value_loss(*in_units, self.value_clip, weights, self.huber_threshold)
 
     def evaluated_losses(
         self, policy: PhasicActorCriticPolicy, evaluation: Evaluation, batch: Any, coefficients: Coefficients

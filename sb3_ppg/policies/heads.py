@@ -21,6 +21,8 @@ class ValueHead(nn.Linear):
     predictions: ``std`` is the unit, initially one, and ``mean`` the value that is zero in it, both in the units of the
     (normalized) return. Another value head has value units if it has ``mean``, ``std`` and ``change_units``.
 
+    A new head, which has learned nothing yet, does not keep its predictions: it begins at the mean.
+
     Source: Pop-Art, van Hasselt et al. 2016, https://arxiv.org/abs/1602.07714.
 
     :param in_features: size of its input, or of the output of ``layers``
@@ -36,6 +38,11 @@ class ValueHead(nn.Linear):
         self.layers = layers
         self.register_buffer("mean", th.zeros(()))
         self.register_buffer("std", th.ones(()))
+
+    @property
+    def is_new(self) -> bool:
+        """Whether its bias is still zero, as at the beginning."""
+        return not self.bias.any()
 
     @override
     def forward(self, latent: th.Tensor) -> th.Tensor:
@@ -54,7 +61,8 @@ class ValueHead(nn.Linear):
     @th.no_grad()
     def change_units(self, mean: float | np.ndarray, std: float | np.ndarray) -> th.Tensor:
         """
-        Rescale the head's own parameters so that they predict (value - mean) / std; its values stay the same.
+        Rescale the head's own parameters so that they predict (value - mean) / std; its values stay the same, unless
+        it is new.
 
         :param mean: in the units of the returns; one number, or one for each of several values
         :param std: in the units of the returns, above zero; one number, or one for each
@@ -62,9 +70,9 @@ class ValueHead(nn.Linear):
             (number of values,)
         """
         new_mean, new_std = (th.as_tensor(unit).to(self.mean).expand(self.mean.shape) for unit in (mean, std))
-        factor = self.std / new_std
+        factor = th.where(self.bias.any(), self.std / new_std, 1.0)
         self.weight.mul_(factor.reshape(-1, 1))
-        self.bias.copy_((self.std * self.bias + self.mean - new_mean) / new_std)
+        self.bias.copy_(th.where(self.bias.any(), (self.std * self.bias + self.mean - new_mean) / new_std, 0.0))
         self.mean.copy_(new_mean)
         self.std.copy_(new_std)
         return factor.reshape(-1)

@@ -128,12 +128,15 @@ def check_objective(model: PhasicInterface) -> None:
 
 
 def check_rollout(model: PhasicInterface, rollout: Rollout) -> None:
-    """Refuse a rollout from elsewhere that is longer or shorter than others, or without its end, if something needs it."""
+    """Refuse a rollout from elsewhere that is longer or shorter than others, or lacks what something needs."""
     if (model.n_aux_epochs > 0 or model.replay.capacity > 1) and rollout.shape != (model.n_envs, model.n_steps):
         raise ArgumentError(
             f"`{type(model).__name__}.collect_rollouts` has collected {rollout.shape[1]} steps, and rollouts that are kept "
             f"have `n_steps`={model.n_steps}: collect so many, or use `n_aux_epochs`=0 without `replay_kwargs`"
         )
+    remedy = f"`{type(model).__name__}.collect_rollouts` does not call PPG's, which does this; call it, or use "
+    require(model, model.prior is None or "prior" in rollout.arrays, "prior", f"{remedy}None")
+    require(model, not model.ignore_terminations or "last_dones" in rollout.arrays, "ignore_terminations", f"{remedy}False")
     is_needed = model.objective.needs_rollout_end or model.replay.capacity > 1 or model.recompute_advantages
     if is_needed and "last_dones" not in rollout.arrays:
         raise ArgumentError(

@@ -10,7 +10,7 @@ from torch import nn
 
 from sb3_ppg import PPG, ArgumentError, PhasicCallback
 from sb3_ppg.objectives import Coefficients, DecoupledObjective, Objective
-from tests.helpers import SMALL, WITH_CONTEXT, epoch_of, losses_of, make_kind, saved_and_loaded
+from tests.helpers import SMALL, WITH_CONTEXT, epoch_of, learn_and_log, losses_of, make_kind, saved_and_loaded
 from tests.saving.small_models import same
 
 COEFFICIENTS = Coefficients(0.2, None, 2.0, 0.0, 0.5, 0.0, 1.0)  # in value units of 2
@@ -142,6 +142,23 @@ def test_value_losses_are_clipped_against_the_values_at_collection():
     assert clipped.head_error(*values, batch, 2.0).item() == 3 * 1.0 / 2
     batch.aux_weights = th.tensor([3.0, 0.0])  # of the auxiliary phase
     assert clipped.head_error(*values, batch, 2.0).item() == 3 * 2.25 / 2
+
+
+@pytest.mark.parametrize("objective", ["ppg", "decoupled", "ewma"])
+def test_large_value_errors_count_linearly_in_both_phases(objective):
+    """
+    Worked numbers in units of 2: V 1, 2; targets 2, 6; errors 1 and 4, of which the second counts 2 * 1.5 * 4 - 1.5² = 9.75
+    instead of 16.
+    """
+    batch = SimpleNamespace(targets=th.tensor([4.0, 12.0]))
+    policy, values = SimpleNamespace(value_net=nn.Identity()), th.tensor([[2.0], [4.0]])
+    for kwargs, expected in ((dict(value_loss="huber", huber_threshold=1.5), 5.375), (dict(value_loss="mse"), 8.5)):
+        made = make_kind("vectors", objective=objective, objective_kwargs=kwargs)
+        assert made.objective.value_error(policy, values, batch, COEFFICIENTS).terms["value_loss"].item() == expected
+        assert made.objective.head_error(policy.value_net, values, batch, 2.0).item() == expected
+        learn_and_log(made, 48)
+    with pytest.raises(ArgumentError, match="`value_loss`='l1' cannot work"):
+        make_kind("vectors", objective=objective, objective_kwargs=dict(value_loss="l1"))
 
 
 @pytest.mark.parametrize(("kind", "objective"), [*zip(WITH_CONTEXT, ["ppg", "decoupled", "ewma"], strict=True)])

@@ -41,7 +41,10 @@ def test_the_policy_takes_actions_as_often_as_the_data_does_and_both_heads_learn
 
 
 def test_its_losses_are_those_of_the_data_before_the_first_step():
-    """One minibatch of all: -E[log π(a|s)], and half the squared errors of both heads, in value units."""
+    """
+    One minibatch of all: -E[log π(a|s)], and half the squared errors of both heads, in value units; new heads begin at the
+    mean.
+    """
     data = random_data(VECTOR, BOX, 50)
     model = PPG("MlpPolicy", RandomEnv(VECTOR, BOX), **SMALL, gamma=0.9)
     observations = th.as_tensor(data.observations)
@@ -54,7 +57,7 @@ def test_its_losses_are_those_of_the_data_before_the_first_step():
     assert logged["imitation_loss"] == pytest.approx(-log_prob.mean().item(), rel=1e-5)
     unit = max(returns.std(), 1)
     for name, values in (("value_loss", evaluation.values), ("aux_value_loss", evaluation.aux_values)):
-        expected = 0.5 * (((values.numpy() - returns) / unit) ** 2).mean()
+        expected = 0.5 * ((values.numpy() + (returns.mean() - returns) / unit) ** 2).mean()
         assert logged[name] == pytest.approx(expected, rel=1e-4), name
     total = logged["imitation_loss"] + logged["value_loss"] + logged["aux_value_loss"]
     assert logged["loss"] == pytest.approx(total, rel=1e-5)

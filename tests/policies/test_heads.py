@@ -106,11 +106,17 @@ def test_heads_of_which_value_units_need_more_are_refused_when_the_model_is_made
 
 
 def test_weights_without_a_unit_are_in_that_of_the_return_and_half_a_unit_is_refused():
-    """Another unit leaves a head's values as they are."""
+    """Another unit leaves a head's values as they are, but a new head begins at the mean."""
     head, other, latent = ValueHead(3), ValueHead(3), th.randn(4, 3)
     before = head(latent)
     head.change_units(5.0, 2.0)
     th.testing.assert_close(head(latent), before)
+    new = ValueHead(3)
+    nn.init.zeros_(new.bias)
+    before = new(latent)
+    for mean, std in ((5.0, 2.0), (7.0, 4.0)):
+        new.change_units(mean, std)
+        th.testing.assert_close(new(latent), mean + std * before)
     other.load_state_dict({name: value for name, value in head.state_dict().items() if name in ("weight", "bias")})
     th.testing.assert_close(other(latent), nn.functional.linear(latent, head.weight, head.bias))
     for name in ("mean", "std"):
