@@ -2,6 +2,7 @@
 
 import re
 import tracemalloc
+import warnings
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,7 +17,7 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.utils import LinearSchedule
 
-from sb3_ppg import PPG, ArgumentError, MaskablePPG, PhasicCallback
+from sb3_ppg import PPG, ArgumentError, MaskablePPG, PhasicCallback, RecurrentPPG
 from sb3_ppg.errors import ADVISED, NonFiniteActionError, NonFiniteLossError
 from sb3_ppg.objectives import Objective
 from tests.helpers import (
@@ -455,10 +456,24 @@ def test_a_budget_below_three_phases_warns_with_the_numbers_also_on_a_further_le
         model.learn(64)
         model.learn(64, reset_num_timesteps=False)
     assert model.n_aux_phases == 3
-    messages = [str(warning.message) for warning in caught]
+    messages = [str(warning.message) for warning in caught if "A budget" in str(warning.message)]
     assert {warning.filename for warning in caught} == {__file__}
     assert [re.search(r"after (\d) auxiliary phase", message)[1] for message in messages] == ["0", "2"]
     assert "budget of 33 steps" in messages[0] and "16 * 1 * 4 = 64 steps" in messages[0] and "n_aux_epochs=0" in messages[0]
+
+
+def test_auxiliary_phases_of_few_optimizer_steps_are_advised_against_when_the_model_is_made():
+    """1,024 samples in minibatches of 64: 16 steps in each epoch."""
+    kwargs = dict(n_steps=256, batch_size=64, seed=0, device="cpu")
+    with pytest.warns(UserWarning, match=r"takes 16 optimizer steps.*0\.0003.*raise `n_aux_epochs`=1") as caught:
+        PPG("MlpPolicy", "Pendulum-v1", n_aux_epochs=1, **kwargs)
+    assert [warning.filename for warning in caught] == [__file__]
+    ADVISED.clear()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for enough in (dict(n_aux_epochs=10), dict(n_aux_epochs=0), dict(n_aux_epochs=1, aux_learning_rate=3e-3), {}):
+            PPG("MlpPolicy", "Pendulum-v1", **(kwargs if enough else dict(device="cpu")), **enough)
+        RecurrentPPG("MlpLstmPolicy", "Pendulum-v1", device="cpu")
 
 
 @pytest.mark.filterwarnings("error")
@@ -484,7 +499,7 @@ def test_ordinary_arguments_and_budgets_do_not_warn(recwarn, capsys):
         (dict(learning_rate=1.0, aux_learning_rate=lambda progress: progress), 144),
         (dict(device="auto"), 144),
     ):
-        make(**kwargs).learn(budget)
+        make(**dict(aux_learning_rate=0.01) | kwargs).learn(budget)
     assert not [str(warning.message) for warning in recwarn] and not capsys.readouterr().err
 
 

@@ -1,5 +1,6 @@
 """Checks of arguments that must fit together, and fit environments, networks, buffers and objectives."""
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -12,7 +13,7 @@ from sb3_ppg.arguments import FINITE, argument_value, arguments_of, check_each_a
 from sb3_ppg.buffers.rollout_buffers import RewardNormalizer
 from sb3_ppg.buffers.rollouts import POLICY_KEYS, RESERVED, Rollout, has_own_samples, is_recomputable
 from sb3_ppg.environments.watched import normalizers, only_normalizer
-from sb3_ppg.errors import ArgumentError, warn
+from sb3_ppg.errors import ArgumentError, advise, warn
 from sb3_ppg.objectives import Objective, objective_name
 from sb3_ppg.phasic_interface import PhasicInterface
 from sb3_ppg.policies import VectorValueHead
@@ -70,6 +71,7 @@ def check_arguments(model: PhasicInterface) -> None:
         check_networks(model)
         check_prior(model)
         check_objective(model)
+        advise_on_short_phases(model)
 
 
 def check_networks(model: PhasicInterface) -> None:
@@ -206,6 +208,25 @@ def check_replay(model: PhasicInterface) -> None:
     has_value_epochs = model.n_value_epochs is not None or not given & {"value_rollouts", "value_uses"}
     remedy = "without `n_value_epochs` there are no epochs on values alone; leave out `value_rollouts` and `value_uses`"
     require(model, has_value_epochs, "replay_kwargs", remedy)
+
+
+ENOUGH_STEPS = 150  # of the optimizer in an auxiliary phase, at PPG's default learning rate; see docs/guides/tuning.md
+
+
+def advise_on_short_phases(model: PhasicInterface) -> None:
+    """Warn of auxiliary phases with too few optimizer steps for the auxiliary value head to learn the value targets."""
+    has_own_losses = type(model.objective).auxiliary_losses is not Objective.auxiliary_losses
+    if model.n_aux_epochs == 0 or model.policy.has_memory or has_own_losses:  # for which it has not been measured
+        return
+    n_samples = model.n_steps * model.n_envs * model.n_policy_iterations
+    n_steps, rate = model.n_aux_epochs * math.ceil(n_samples / model.aux_samples_per_batch()), model.aux_lr_schedule(1)
+    if n_steps < ENOUGH_STEPS and n_steps * rate < ENOUGH_STEPS * 3e-4:
+        advise(
+            "short phases",
+            f"An auxiliary phase takes {n_steps} optimizer steps at a learning rate of {rate:g}. With fewer than about "
+            f"{ENOUGH_STEPS}, it is hardly better than none: raise `n_aux_epochs`={model.n_aux_epochs} or "
+            "`n_policy_iterations`, lower `aux_batch_size`, or use `n_aux_epochs`=0",
+        )
 
 
 def warn_of_missing_rollouts(model: PhasicInterface) -> None:
