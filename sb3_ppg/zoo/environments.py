@@ -47,13 +47,20 @@ def register_environments() -> None:
         gym.register(env_id, entry_point=f"sb3_contrib.common.envs:{name}", kwargs=kwargs)
 
 
-def check_is_registered(env_id: str) -> None:
-    """Raise an ``ArgumentError`` that names the extra, or similar environments, if there is none of this name."""
+def environment_maker(env_id: str) -> Any:
+    """
+    Return the class or function that makes an environment. Where its package is missing, this raises an error before worker
+    processes do.
+
+    :raises ArgumentError: that names the extra, or similar environments, if there is none of this name
+    """
     if env_id not in gym.registry:
         if extra := remedy_for_environment(env_id):
             raise ArgumentError(f"there is no environment {env_id}: {extra}")
         remedy = "If a module of yours registers it, use --gym-packages MODULE (and --env ENV, not MODULE:ENV)"
         raise ArgumentError(f"there is no environment {env_id}{nearest(env_id, gym.registry)}. {remedy}")
+    entry_point: Any = gym.registry[env_id].entry_point
+    return gym.envs.registration.load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
 
 
 def make_procgen(
