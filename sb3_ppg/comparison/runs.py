@@ -50,25 +50,17 @@ def short_hash(content: Any) -> str:
 
 def code_hashes(packages: Collection[str], named: Iterable[str]) -> dict[str, str]:
     """
-    Return hashes of the code that decides what runs do: the files of this package, and all imported modules that are not
-    installed or belong to one of these packages.
-
-    :param packages: names of packages that may be installed
-    :param named: words of a command; those that name a file count, too
+    Return hashes of the code that decides what runs do: the files of this package, those that words of a command name, and
+    all imported modules that are not installed or belong to one of ``packages``.
     """
     package = Path(__file__).parents[1]
-    files = {str(file.relative_to(package)): file for file in package.rglob("*.py")}
+    files = {str(file.relative_to(package)): file for file in package.rglob("*.py")} | {word: Path(word) for word in named}
     for name, module in [*sys.modules.items()]:
         file, top = Path(getattr(module, "__file__", None) or ""), name.split(".")[0]
         is_installed = not {"site-packages", "dist-packages"}.isdisjoint(file.parts) or str(file).startswith(STANDARD_LIBRARY)
-        if file.is_file() and top not in ("__main__", package.name) and (top in packages or not is_installed):
+        if top not in ("__main__", package.name) and (top in packages or not is_installed):
             files[name] = file
-    files |= {word: Path(word) for word in named if Path(word).is_file()}
-    hashes = {}
-    for name, file in files.items():
-        with file.open("rb") as stream:
-            hashes[name] = hashlib.file_digest(stream, "sha256").hexdigest()
-    return hashes
+    return {name: hashlib.sha256(file.read_bytes()).hexdigest() for name, file in files.items() if file.is_file()}
 
 
 class Episodes(BaseCallback):

@@ -210,7 +210,7 @@ class RewardStatistics(Struct, forbid_unknown_fields=True):
     last_returns: list[Statistic | list[Statistic]] | None  # one for each environment
 
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION: Literal[1] = 1
 
 
 class Header(Struct):
@@ -312,9 +312,7 @@ def _given_name(value: Any, custom_objects: Mapping[str, Any]) -> str | None:
         variables = [] if isinstance(thing, type) else [cell.cell_contents for cell in thing.__closure__ or ()]
         return thing.__module__, thing.__qualname__, repr(variables)
 
-    same = [name for name, custom in custom_objects.items() if custom is value]
-    alike = [name for name, custom in custom_objects.items() if identity(custom) == identity(value)]
-    return next(iter([*same, *alike]), None)
+    return next((name for name, custom in custom_objects.items() if identity(custom) == identity(value)), None)
 
 
 def decode(value: Any, path: str, custom_objects: Mapping[str, Any]) -> Any:

@@ -24,7 +24,7 @@ from sb3_ppg.errors import ModelFormatError, advise, nearest, raised_as, warn
 
 MODEL_VERSION = 1  # of the format of models' files
 SAVED_BY = "_saved_by"  # attribute in the file: the version of its format, and the writer's `_class_names`
-WRITTEN_BY = "_written_by"  # attribute in the file, of older ones not: "sb3_ppg" and its `package_version`
+WRITTEN_BY = "_written_by"  # attribute in the file, except in older ones: what `writer` returns
 # A file system may refuse to rename onto a mounted file, or to flush
 REFUSED = {errno.EPERM, errno.EACCES, errno.EBUSY, errno.EXDEV, errno.EROFS, errno.EINVAL, errno.ENOSYS, errno.ENOTSUP}
 PREFIX = ".sb3_ppg-"  # of temporary files
@@ -121,10 +121,15 @@ def package_version() -> str:
     return number
 
 
-def check_version(path: str | Path, found: int, known: int, writer: str | None) -> None:
-    """Raise ``ModelFormatError`` for a file of a newer version of its format; ``writer`` is the one of the package."""
+def writer() -> str:
+    """Return what files of models and runs say of the version that wrote them."""
+    return f"sb3_ppg {package_version()}"
+
+
+def check_version(path: Any, found: int, known: int, written_by: str | None) -> None:
+    """Raise ``ModelFormatError`` if a file has a newer version of its format than is known."""
     if found > known:
-        by = f" ({writer})" if writer else ""
+        by = f" ({written_by})" if written_by else ""
         raise ModelFormatError(
             f"{path} was written by a newer sb3_ppg{by}: its format has version {found}, this sb3_ppg reads {known}. Install "
             "the newer one to read it"
@@ -142,7 +147,7 @@ def _class_names(cls: type) -> list[str]:
 
 def mark(model: BaseAlgorithm) -> None:
     """Give a model the attributes by which ``checked_model_file`` knows the class and the version that saved a file."""
-    vars(model).update({SAVED_BY: [MODEL_VERSION, *_class_names(type(model))], WRITTEN_BY: f"sb3_ppg {package_version()}"})
+    vars(model).update({SAVED_BY: [MODEL_VERSION, *_class_names(type(model))], WRITTEN_BY: writer()})
 
 
 @contextmanager
@@ -161,13 +166,13 @@ def checked_model_file(path: str | Path | io.BufferedIOBase, cls: type, given: A
                 "PPO.load for instance; PPG can go on from PPO's networks: "
                 "model.policy.load_state_dict(PPO.load(path).policy.state_dict(), strict=False)"
             )
-        format_version, writer, *bases = attributes[SAVED_BY]
+        format_version, saved_by, *bases = attributes[SAVED_BY]
         check_version(path, format_version, MODEL_VERSION, attributes.get(WRITTEN_BY))
         if cls.__name__ in bases:
-            warn(f"{path} was saved by {writer}, a class derived from {cls.__name__}: what it adds is not there")
-        elif writer not in _class_names(cls):
+            warn(f"{path} was saved by {saved_by}, a class derived from {cls.__name__}: what it adds is not there")
+        elif saved_by not in _class_names(cls):
             raise ModelFormatError(
-                f"{path} is another class's file: it was saved by {writer}, not by {cls.__name__}; use {writer}.load"
+                f"{path} is another class's file: it was saved by {saved_by}, not by {cls.__name__}; use {saved_by}.load"
             )
         for name in {*given} - {*argument_names(cls), *attributes}:
             raise TypeError(f"{cls.__name__}.load has no argument `{name}`{nearest(name, argument_names(cls))}")

@@ -48,12 +48,7 @@ def register_environments() -> None:
 
 
 def environment_maker(env_id: str) -> Any:
-    """
-    Return the class or function that makes an environment. Where its package is missing, this raises an error before worker
-    processes do.
-
-    :raises ArgumentError: that names the extra, or similar environments, if there is none of this name
-    """
+    """Return what makes an environment, or raise an error that names the extra, or similar environments, if there is none."""
     if env_id not in gym.registry:
         if extra := remedy_for_environment(env_id):
             raise ArgumentError(f"there is no environment {env_id}: {extra}")

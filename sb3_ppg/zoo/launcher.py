@@ -1,6 +1,7 @@
 """``python -m sb3_ppg SCRIPT ...`` and ``sb3-ppg SCRIPT ...``: RL Zoo's scripts, with PPG."""
 
 import errno
+import importlib
 import os
 import pkgutil
 import runpy
@@ -8,6 +9,7 @@ import sys
 from argparse import ArgumentParser
 from contextlib import ExitStack, redirect_stdout
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
@@ -43,6 +45,16 @@ SCRIPTS = {
     "all_plots": Script("compare evaluations", "rl_zoo3.plots:all_plots", defaults=["-a", "ppg"]),
     "plot_from_file": Script("plot what all_plots saved", "rl_zoo3.plots:plot_from_file", defaults=[]),
 }
+
+
+def imported(module: str) -> ModuleType:
+    """Import a module that an option names; argparse would hide some of its errors."""
+    try:
+        return importlib.import_module(module)
+    except (TypeError, ValueError) as error:
+        raise RuntimeError(f"{module} cannot be imported") from error
+
+
 # Our options in addition to those of the scripts: which scripts take them, and arguments of argparse
 SWITCH: dict[str, Any] = dict(action="store_true")
 OWN_OPTIONS: dict[str, tuple[list[str], dict[str, Any]]] = {
@@ -56,7 +68,7 @@ OWN_OPTIONS: dict[str, tuple[list[str], dict[str, Any]]] = {
     ),
     "--gym-packages": (
         ["record_video", "record_training", "benchmark"],
-        dict(nargs="+", default=[], metavar="MODULE", help="modules that register further environments"),
+        dict(nargs="+", type=imported, default=[], metavar="MODULE", help="modules that register further environments"),
     ),
     "--prior": (["train"], dict(help="agent that the policy stays near: a model's file or folder, or self, with -i MODEL")),
     "--dataset": (["train"], dict(help="with --algo bcq: Minari data set, HDF5 file, or a replay buffer's .pkl")),
@@ -97,7 +109,7 @@ def run(name: str, arguments: list[str]) -> None:
     from sb3_ppg.zoo import patched
     from sb3_ppg.zoo.manager import Manager
     from sb3_ppg.zoo.registration import agent_of_run, children_through_our_launcher
-    from sb3_ppg.zoo.scripts import acting_with_epsilon, imported
+    from sb3_ppg.zoo.scripts import acting_with_epsilon
     from sb3_ppg.zoo.sharing import with_pretrained
 
     script = SCRIPTS[name]
@@ -118,10 +130,7 @@ def run(name: str, arguments: list[str]) -> None:
             stack.enter_context(patch.multiple(Manager, **options))
         elif options.get("run_folder"):
             stack.enter_context(agent_of_run(Path(options["run_folder"])))
-        packages = options.get("gym_packages", [])
-        for package in packages:
-            imported(package)
-        stack.enter_context(children_through_our_launcher(packages))
+        stack.enter_context(children_through_our_launcher([module.__name__ for module in options.get("gym_packages", [])]))
         stack.enter_context(acting_with_epsilon(options.get("epsilon", 0.0)))
         # Our defaults come first: where an option is given twice, the last one counts
         sys.argv = [f"sb3-ppg {name}", *script.defaults, *arguments]

@@ -145,8 +145,8 @@ def latest_model() -> Iterator[None]:
         except (AssertionError, ValueError) as error:
             models = map(str, Path(folder, algo).glob("*/*.zip"))
             raise ArgumentError(f"{error}{nearest(str(error).split('path: ')[-1], models)}") from error
-        if writer := saved_attributes(Path(found[1])).get(WRITTEN_BY):
-            print(f"{found[1]} was written by {writer}")
+        if written_by := saved_attributes(Path(found[1])).get(WRITTEN_BY):
+            print(f"{found[1]} was written by {written_by}")
         return found
 
     with patch.object(rl_zoo3.utils, "get_latest_run_id", get_latest_run_id), _patched_in_the_zoo("get_model_path", explained):

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, suppress
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -35,6 +35,7 @@ from sb3_ppg.hub import EvaluationResult
 from sb3_ppg.offline.data import check_new, record, save_as_minari
 from sb3_ppg.play import Player
 from sb3_ppg.zoo.environments import environment_maker
+from sb3_ppg.zoo.launcher import imported
 from sb3_ppg.zoo.registration import ffmpeg_on_path
 
 
@@ -46,14 +47,6 @@ def train() -> None:
     args, _ = parser.parse_known_args()
     environment_maker(args.env)
     rl_zoo3.train.train()
-
-
-def imported(module: str) -> ModuleType:
-    """Import a module that an option names; argparse would hide some of its errors."""
-    try:
-        return importlib.import_module(module)
-    except (TypeError, ValueError) as error:
-        raise RuntimeError(f"{module} cannot be imported") from error
 
 
 def acting_with_epsilon(epsilon: float) -> AbstractContextManager:

@@ -35,7 +35,8 @@ from sb3_ppg.hub.schema import Header, Plain
 from sb3_ppg.objectives import objective_name
 from sb3_ppg.ppg import PPG
 from sb3_ppg.zoo.environments import MASKED, PROCGEN_IDS
-from sb3_ppg.zoo.scripts import agent_parser, evaluate, imported, load_agent, plot_learning_curve, saved_env_kwargs
+from sb3_ppg.zoo.launcher import imported
+from sb3_ppg.zoo.scripts import agent_parser, evaluate, load_agent, plot_learning_curve, saved_env_kwargs
 
 # Folders of trained agents: in the working directory, and in the repository from which the package is imported
 FOLDERS = [Path("pretrained"), Path(sb3_ppg.__file__).parent.parent / "pretrained"]
@@ -266,8 +267,7 @@ def unpack(
     :param is_emptied: whether other files in the folder are removed
     """
     model, vec_normalize = read_model(source)
-    writer = read_json(source / DESCRIPTION, Header).versions.get("sb3-ppg", "of unknown version")
-    print(f"The shared model was written by sb3_ppg {writer}")
+    print(f"The shared model was written by sb3_ppg {read_json(source / DESCRIPTION, Header).versions.get('sb3-ppg', '?')}")
     objective = objective_name(model.objective_class)
     if type(model) is not FAMILY[algo].algorithm or FAMILY[algo].preset.get("objective", objective) != objective:
         raise ModelFormatError(

@@ -315,7 +315,7 @@ def test_an_error_of_writing_names_the_argument_or_the_space(tmp_path):
 
 
 def test_a_model_that_was_shared_within_a_phase_says_that_the_phase_starts_over(tmp_path):
-    """As one from a zip file; one that was shared after its phase says nothing."""
+    """A model that was shared after its phase says nothing."""
     env = RandomEnv(BOX, spaces.Discrete(2))
     for n_steps, n_warnings in ((8, 1), (16, 0)):
         save_pretrained(PPG("MlpPolicy", env, **SMALL).learn(n_steps), tmp_path)

@@ -294,7 +294,6 @@ def test_newer_files_are_refused(tmp_path, monkeypatch):
 
 
 def test_files_that_do_not_say_which_version_wrote_them_are_read(tmp_path, monkeypatch):
-    """Those before it was said."""
     model = small().learn(8)
     monkeypatch.setattr("sb3_ppg.phasic_algorithm.mark", lambda model: mark(model) or vars(model).pop("_written_by"))
     model.save(tmp_path / "model.zip")
