@@ -21,8 +21,7 @@ from sb3_ppg.checking import policy_for
 from sb3_ppg.comparison.report import Comparison
 from sb3_ppg.comparison.runs import Run, carry_out, code_hashes, machine, short_hash
 from sb3_ppg.errors import ArgumentError, nearest
-from sb3_ppg.zoo.environments import environment_maker
-from sb3_ppg.zoo.launcher import imported
+from sb3_ppg.zoo.environments import environment_maker, imported
 from sb3_ppg.zoo.manager import Manager
 
 

@@ -1,6 +1,8 @@
 """Environments that ``register()`` makes known: EnvPool's Procgen, MinAtar's games, sb3-contrib's with action masks."""
 
+import importlib
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import gymnasium as gym
@@ -45,6 +47,14 @@ def register_environments() -> None:
             gym.register(env_id, "minatar.gym:BaseEnv", kwargs=kwargs, additional_wrappers=enlarged, disable_env_checker=True)
     for env_id, (name, kwargs) in MASKED.items():
         gym.register(env_id, entry_point=f"sb3_contrib.common.envs:{name}", kwargs=kwargs)
+
+
+def imported(module: str) -> ModuleType:
+    """Import a module that an option names; argparse would hide some of its errors."""
+    try:
+        return importlib.import_module(module)
+    except (TypeError, ValueError) as error:
+        raise RuntimeError(f"{module} cannot be imported") from error
 
 
 def environment_maker(env_id: str) -> Any:

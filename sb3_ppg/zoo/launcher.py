@@ -1,7 +1,6 @@
 """``python -m sb3_ppg SCRIPT ...`` and ``sb3-ppg SCRIPT ...``: RL Zoo's scripts, with PPG."""
 
 import errno
-import importlib
 import os
 import pkgutil
 import runpy
@@ -9,12 +8,12 @@ import sys
 from argparse import ArgumentParser
 from contextlib import ExitStack, redirect_stdout
 from pathlib import Path
-from types import ModuleType
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
 from sb3_ppg import __version__
 from sb3_ppg.errors import ArgumentError, HubError, ModelFormatError, ProcessGroupError, missing_extras_named, nearest
+from sb3_ppg.zoo.environments import imported
 
 ALGO = ["--algo", "ppg"]
 IN_LOGS = [*ALGO, "-f", "logs"]
@@ -45,16 +44,6 @@ SCRIPTS = {
     "all_plots": Script("compare evaluations", "rl_zoo3.plots:all_plots", defaults=["-a", "ppg"]),
     "plot_from_file": Script("plot what all_plots saved", "rl_zoo3.plots:plot_from_file", defaults=[]),
 }
-
-
-def imported(module: str) -> ModuleType:
-    """Import a module that an option names; argparse would hide some of its errors."""
-    try:
-        return importlib.import_module(module)
-    except (TypeError, ValueError) as error:
-        raise RuntimeError(f"{module} cannot be imported") from error
-
-
 # Our options in addition to those of the scripts: which scripts take them, and arguments of argparse
 SWITCH: dict[str, Any] = dict(action="store_true")
 OWN_OPTIONS: dict[str, tuple[list[str], dict[str, Any]]] = {

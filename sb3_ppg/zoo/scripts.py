@@ -34,8 +34,7 @@ from sb3_ppg import checking
 from sb3_ppg.hub import EvaluationResult
 from sb3_ppg.offline.data import check_new, record, save_as_minari
 from sb3_ppg.play import Player
-from sb3_ppg.zoo.environments import environment_maker
-from sb3_ppg.zoo.launcher import imported
+from sb3_ppg.zoo.environments import environment_maker, imported
 from sb3_ppg.zoo.registration import ffmpeg_on_path
 
 

@@ -34,8 +34,7 @@ from sb3_ppg.hub.repository import python_usage
 from sb3_ppg.hub.schema import Header, Plain
 from sb3_ppg.objectives import objective_name
 from sb3_ppg.ppg import PPG
-from sb3_ppg.zoo.environments import MASKED, PROCGEN_IDS
-from sb3_ppg.zoo.launcher import imported
+from sb3_ppg.zoo.environments import MASKED, PROCGEN_IDS, imported
 from sb3_ppg.zoo.scripts import agent_parser, evaluate, load_agent, plot_learning_curve, saved_env_kwargs
 
 # Folders of trained agents: in the working directory, and in the repository from which the package is imported
