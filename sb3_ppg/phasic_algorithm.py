@@ -45,7 +45,7 @@ from sb3_ppg.phasic_interface import PhasicInterface
 from sb3_ppg.play import Player
 from sb3_ppg.policies import MlpPolicy
 from sb3_ppg.prior import PRIOR_LEFT_OUT, SELF, Prior
-from sb3_ppg.saving.files import atomic_writes, checked_model_file, mark_class
+from sb3_ppg.saving.files import atomic_writes, checked_model_file, mark
 from sb3_ppg.saving.training_state import generators_kept, load_training_state, save_training_state
 from sb3_ppg.training.checks import (
     check_arguments,
@@ -335,7 +335,7 @@ class PhasicAlgorithm(PhasicInterface):
         :param path: path of the zip file (".zip" is added to a name without suffix), or a stream
         :raises OSError: if the file cannot be written; a previous one is left unchanged
         """
-        mark_class(self)
+        mark(self)
         missing, self._missing_rollouts = self._missing_rollouts, self.n_kept_rollouts()  # the file does not have them
         try:
             if not isinstance(path, (str, Path)):

@@ -72,12 +72,17 @@ def test_the_command_from_two_tiny_runs_to_the_picture(tmp_path):
 def test_classes_and_environments_of_a_module_and_an_evaluation_that_would_not_end(tmp_path):
     (tmp_path / "noise.py").write_text(MODULE)
     command = ["compare", "--env", "Noise-v0", "--algos", "ppg", "mine", "--gym-packages", "noise", "--defaults"]
-    run(*command, "-n", "512", "--seeds", "1", "--jobs", "2", "-f", "here", cwd=tmp_path)
+    command += ["-n", "512", "--seeds", "1", "--jobs", "2", "-f", "here"]
+    run(*command, cwd=tmp_path)
     rows = pd.read_csv(tmp_path / "here" / "compare.csv")
     assert set(rows["contestant"]) == {"ppg", "mine"} and rows["mean"].isna().all() and (rows["seconds"] > 0).all()
     log = next(tmp_path.glob("here/mine_*/0/log.txt")).read_text()
     assert log.count("An evaluation was given up") == 1
     assert "here/mine_defaults.yml" in (tmp_path / "here" / "compare.md").read_text()
+    for code, n_runs in ((MODULE, 0), (MODULE.replace("1.0, bool", "2.0, bool"), 2)):
+        (tmp_path / "noise.py").write_text(code)
+        del sys.modules["noise"]
+        assert f"2 runs, {n_runs} to carry out" in run(*command, cwd=tmp_path)
 
 
 @pytest.mark.slow

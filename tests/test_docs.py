@@ -124,14 +124,20 @@ def test_a_command_of_a_page_is_understood(command, tmp_path, monkeypatch):
         launcher.main()
 
 
-def test_the_reference_has_every_public_name():
+def test_the_reference_has_every_public_name_and_every_name_that_a_page_uses():
     pages = "\n".join(path.read_text() for path in (DOCS / "reference").glob("*.md"))
     names = re.findall(r"^\.\. (?:autoclass|autofunction|autoexception|py:data):: (\S+)", pages, re.MULTILINE)
-    modules = map(importlib.import_module, re.findall(r"^\.\. automodule:: (\S+)", pages, re.MULTILINE))
-    names += [f"{module.__name__}.{name}" for module in modules for name in getattr(module, "__all__", [])]
+    modules = [importlib.import_module(name) for name in re.findall(r"^\.\. automodule:: (\S+)", pages, re.MULTILINE)]
+    names += [f"{module.__name__}.{name}" for module in modules for name in getattr(module, "__all__", vars(module))]
     listed = [id(pydoc.locate(name)) for name in names]
     for module in map(importlib.import_module, PUBLIC):
         assert [name for name in module.__all__ if id(getattr(module, name)) not in listed] in ([], ["__version__"])
+    for page in (path for path in PAGES if path.parent.name != "reference"):
+        used = re.findall(r"\bsb3_ppg(?:\.\w+)+", page.read_text())
+        imports = re.findall(r"^ *from (sb3_ppg[\w.]*) import ([\w, ]+)", page.read_text(), re.MULTILINE)
+        used += [f"{module}.{name.strip()}" for module, several in imports for name in several.split(",")]
+        things = {name: pydoc.locate(name) for name in used if name != "sb3_ppg.__version__"}
+        assert [name for name, thing in things.items() if not (inspect.ismodule(thing) or id(thing) in listed)] == [], page
 
 
 @pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"])

@@ -1,5 +1,7 @@
 """Vector rewards: one component is PPG, each keeps its own discount and unit; environments, drawn weights, MO-Gymnasium."""
 
+import copy
+import pickle
 from typing import Any
 
 import gymnasium as gym
@@ -59,6 +61,18 @@ SETTINGS: dict[str, Any] = {
 
 def make(env: VecEnv, algorithm: type[PPG] = PPG, policy: str = "MlpPolicy", **kwargs: Any) -> PPG:
     return algorithm(policy, env, **{**SMALL, "aux_batch_size": 8, **kwargs})
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))], ids=["copy", "pickle"])
+@pytest.mark.parametrize("normalized", [False, True])
+def test_a_copy_learns_on(normalized, copied):
+    """Although the class of its rollout buffer is made for it."""
+    kwargs = normalized_rewards() if normalized else {}
+    model = make(vector_envs(), reward_weights=[1.0, 0.5], **kwargs).learn(32)
+    other = copied(model)
+    assert type(other.rollout_buffer) is type(model.rollout_buffer)
+    np.testing.assert_equal(other.rollout_buffer.vector_returns, model.rollout_buffer.vector_returns)
+    assert other.learn(32, reset_num_timesteps=False).num_timesteps == 64
 
 
 @pytest.mark.parametrize("name", SETTINGS)

@@ -11,6 +11,11 @@ from sb3_ppg.distributed import n_local_processes
 from sb3_ppg.errors import ArgumentError
 
 CGROUP_ROOT, OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+# Of each version: a group's line, its folder, files with limit and usage, and the caches among its statistics
+VERSIONS = (
+    ("0:", "", "memory.max", "memory.current", "inactive_file"),
+    (r"\d+:(?:.*,)?memory(?:,.*)?", "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
 
 
 def total_memory() -> int:
@@ -35,13 +40,14 @@ def _cgroups() -> Iterator[tuple[int, int]]:
     Iterate over limit and usage of this process's control group and of those around it, up to the mount point, which may be
     the only one that a container sees. File caches that Linux can reclaim do not count as usage.
 
-    Source: ``man 7 cgroups``, version 2, whose line in ``/proc/self/cgroup`` is "0::path".
+    Source: ``man 7 cgroups``, whose lines in ``/proc/self/cgroup`` are "0::path" in version 2, "5:memory:path" in version 1.
     """
-    own = re.search(r"^0::/(.*)$", OWN_CGROUPS.read_text() if OWN_CGROUPS.exists() else "", re.MULTILINE)
-    innermost = CGROUP_ROOT / (own[1] if own else "")
-    for folder in (innermost, *innermost.parents):
-        with suppress(OSError, ValueError, StopIteration):  # a group without this controller, or without a limit: "max"
-            limit, used = (int((folder / name).read_text()) for name in ("memory.max", "memory.current"))
-            statistics = (folder / "memory.stat").read_text().splitlines()
-            reclaimable = next(int(line.split()[1]) for line in statistics if line.startswith("inactive_file "))
-            yield limit, used - reclaimable
+    groups = OWN_CGROUPS.read_text() if OWN_CGROUPS.exists() else ""
+    for line, root, *files, cache in VERSIONS:
+        own = re.search(rf"^{line}:/(.*)$", groups, re.MULTILINE)
+        innermost = CGROUP_ROOT / root / (own[1] if own else "")
+        for folder in (innermost, *innermost.parents):
+            with suppress(OSError, ValueError, StopIteration):  # a group without this controller, or without a limit: "max"
+                limit, used = (int((folder / name).read_text()) for name in files)
+                statistics = (folder / "memory.stat").read_text().splitlines()
+                yield limit, used - next(int(line.split()[1]) for line in statistics if line.startswith(f"{cache} "))

@@ -1,5 +1,6 @@
 """Kinds of rollout buffers: with the reward normalizer of the authors' code, with vector rewards, with the states of LSTMs."""
 
+from functools import cache
 from typing import Any, ClassVar
 
 import numpy as np
@@ -140,6 +141,10 @@ class VectorRewardBuffer(RolloutBuffer):
     component_weights: np.ndarray
     bootstrapped: np.ndarray  # γ V at time limits, see ``SeparatesBootstrap``
 
+    @override
+    def __reduce__(self) -> tuple:
+        return _new_vector_buffer, type(self).__bases__[1:], vars(self)  # pickle would not find the class
+
     def __init__(self, *args: Any, n_components: int, reward_weights: Any, **kwargs: Any):
         self.n_components = n_components
         self.reward_weights = reward_weights
@@ -179,9 +184,15 @@ class VectorRewardBuffer(RolloutBuffer):
         )
 
 
+@cache
 def with_vector_rewards(rollout_buffer_class: Any) -> Any:
     """Return a class of rollout buffers derived from this one, for vector rewards."""
     return type(f"Vector{rollout_buffer_class.__name__}", (VectorRewardBuffer, rollout_buffer_class), {})
+
+
+def _new_vector_buffer(rollout_buffer_class: Any) -> Any:
+    cls = with_vector_rewards(rollout_buffer_class)
+    return cls.__new__(cls)
 
 
 def component_summary(rollout: Rollout, policy: PhasicActorCriticPolicy) -> dict[str, float]:

@@ -6,8 +6,9 @@ import os
 import platform
 import subprocess
 import sys
+import sysconfig
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from sb3_ppg.errors import ArgumentError
 FINISHED = "finished"  # file in the folder of a run that has ended well
 EPISODES = "episodes.csv"
 N_POINTS = 50  # of a curve
+STANDARD_LIBRARY = (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"))
 # `sb3-ppg`, which ends with the process that has started it, even if that is killed: then its input ends
 PROGRAM = """
 import os, sys, threading
@@ -44,6 +46,21 @@ def short_hash(content: Any) -> str:
     """Return eight hexadecimal digits that change with a text, or with the values of other content."""
     text = content if isinstance(content, str) else json.dumps(content, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def code_hashes(packages: Collection[str], named: Iterable[str]) -> dict[str, str]:
+    """
+    Return hashes of the code that decides what runs do: the files of this package, those that words of a command name, and
+    all imported modules that are not installed or belong to one of ``packages``.
+    """
+    package = Path(__file__).parents[1]
+    files = {str(file.relative_to(package)): file for file in package.rglob("*.py")} | {word: Path(word) for word in named}
+    for name, module in [*sys.modules.items()]:
+        file, top = Path(getattr(module, "__file__", None) or ""), name.split(".")[0]
+        is_installed = not {"site-packages", "dist-packages"}.isdisjoint(file.parts) or str(file).startswith(STANDARD_LIBRARY)
+        if top not in ("__main__", package.name) and (top in packages or not is_installed):
+            files[name] = file
+    return {name: hashlib.sha256(file.read_bytes()).hexdigest() for name, file in files.items() if file.is_file()}
 
 
 class Episodes(BaseCallback):

@@ -40,7 +40,11 @@ def regular_file(path: Path) -> Path:
 def read_json(path: Path, schema: type[Schema], limit: int = MAX_JSON_BYTES) -> Schema:
     """Read a JSON file of at most ``limit`` bytes that a schema of msgspec describes."""
     with regular_file(path).open("rb") as file:
-        content = file.read(limit + 1)
+        return decode_json(file.read(limit + 1), path, schema, limit)
+
+
+def decode_json(content: bytes, path: str | Path, schema: type[Schema], limit: int = MAX_JSON_BYTES) -> Schema:
+    """Decode the content of such a file; errors name the path."""
     if len(content) > limit:
         raise ModelFormatError(f"{path} is larger than {limit} bytes")
     with raised_as(ModelFormatError, f"{path} cannot be read"):

@@ -24,14 +24,26 @@ from stable_baselines3.common.utils import get_device
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize, VecTransposeImage, unwrap_vec_normalize
 
 from sb3_ppg import prior
-from sb3_ppg.arguments import argument_names
+from sb3_ppg.arguments import argument_names, without_numpy
 from sb3_ppg.environments.watched import only_normalizer, statistics
 from sb3_ppg.errors import ModelFormatError, missing_extras_named, raised_as
-from sb3_ppg.hub.files import Arrays, all_arrays, check_sizes, load_arrays, read_json
-from sb3_ppg.hub.schema import Bounded, Counters, Description, Normalization, decode, encode, make_space, space_struct
+from sb3_ppg.hub.files import Arrays, all_arrays, check_sizes, decode_json, load_arrays, read_json
+from sb3_ppg.hub.schema import (
+    MAX_COUNT,
+    SCHEMA_VERSION,
+    Bounded,
+    Counters,
+    Description,
+    Header,
+    Normalization,
+    decode,
+    encode,
+    make_space,
+    space_struct,
+)
 from sb3_ppg.objectives import objective_name
 from sb3_ppg.ppg import PPG
-from sb3_ppg.saving.files import atomic_writes
+from sb3_ppg.saving.files import atomic_writes, check_version, package_version
 from sb3_ppg.saving.training_state import generators_kept, moments_of
 
 DESCRIPTION, ARRAYS = "model.json", "model.safetensors"
@@ -39,13 +51,14 @@ DESCRIPTION, ARRAYS = "model.json", "model.safetensors"
 LOCAL_ARGUMENTS = {"policy", "env", "device", "verbose", "tensorboard_log", "stats_window_size", "_init_setup_model"}
 VEC_NORMALIZE = [name for name in Normalization.__struct_fields__ if name != "observation_space"]
 LIMITS = ("clip_obs", "clip_reward")  # of `VecNormalize`, which may be infinite
-RECORDED_PACKAGES = ("sb3-ppg", "stable-baselines3", "torch", "gymnasium", "numpy")
+PACKAGES = ("stable-baselines3", "torch", "gymnasium", "numpy")
 
 
 def save_pretrained(model: PPG, folder: str | Path, custom_objects: Mapping[str, Any] | None = None) -> None:
     """
     Write a model as plain data. The model that ``from_pretrained`` reads makes the same predictions and continues training
-    exactly. As in SB3's zip files, the rollouts of an incomplete phase are not included.
+    exactly. As in SB3's zip files, the rollouts of an incomplete phase are not included: that phase starts over, with a
+    warning.
 
     Example::
 
@@ -68,26 +81,35 @@ def save_pretrained(model: PPG, folder: str | Path, custom_objects: Mapping[str,
     arrays = all_arrays(model)
     for name, rms in {} if normalizer is None else statistics(normalizer).items():
         arrays |= {f"vec_normalize.{name}.{part}": th.as_tensor(array) for part, array in moments_of(rms).items()}
+    versions = {
+        "python": platform.python_version(),
+        "sb3-ppg": package_version(),
+        **{name: version(name) for name in PACKAGES},
+    }
+    counters = {name: without_numpy(getattr(model, name)) for name in Counters.__struct_fields__}
+    counters["_total_timesteps"] = int(min(counters["_total_timesteps"], MAX_COUNT))  # `learn` takes floats, too, and infinity
     with raised_as(ModelFormatError, "A model that nobody could load"):
         description = Description(
             format="sb3_ppg",
-            schema_version=1,
-            versions={"python": platform.python_version(), **{package: version(package) for package in RECORDED_PACKAGES}},
+            schema_version=SCHEMA_VERSION,
+            versions=versions,
             algorithm=encode(type(model), "algorithm", custom),
             policy=encode(model.policy_class, "policy", custom),
             arguments={name: encode(_argument(model, name), name, custom) for name in _arguments(type(model))},
             observation_space=space_struct(model.observation_space, "observation_space"),
             action_space=space_struct(model.action_space, "action_space"),
-            n_envs=model.n_envs,
-            counters=msgspec.convert(model, Counters, from_attributes=True),
+            n_envs=int(model.n_envs),
+            counters=Counters(**counters),
             vec_normalize=None
             if normalizer is None
             else Normalization(
                 observation_space=space_struct(normalizer.venv.observation_space, "vec_normalize.observation_space"),
-                **{name: getattr(normalizer, name) for name in VEC_NORMALIZE},
+                **{name: without_numpy(getattr(normalizer, name)) for name in VEC_NORMALIZE},
             ),
+            missing_rollouts=model.n_kept_rollouts(),
         )
         text = msgspec.json.format(msgspec.json.encode(description), indent=1)
+        decode_json(text, f"A model that nobody could load: {DESCRIPTION}", Description)
     folder = Path(folder)
     with atomic_writes(folder / DESCRIPTION, folder / ARRAYS) as (new_text, new_arrays):
         new_text.write_bytes(text)
@@ -171,6 +193,8 @@ def _read(
     text: Path, tensors: Path, device: th.device, custom: Mapping[str, Any], n_envs: int | None = None
 ) -> tuple[PPG, VecNormalize | None]:
     with generators_kept():
+        header = read_json(text, Header)
+        check_version(text, header.schema_version, SCHEMA_VERSION, header.versions.get("sb3-ppg"))
         description, arrays = read_json(text, Description), Arrays(tensors)
         normalizer = _make_vec_normalize(description, arrays)
         cls = decode(description.algorithm, "algorithm", custom)
@@ -194,7 +218,7 @@ def _read(
             check_sizes(model, arrays)
         model._setup_model()
         model.seed = seed
-        vars(model).update(msgspec.structs.asdict(description.counters))
+        vars(model).update(msgspec.structs.asdict(description.counters), _missing_rollouts=description.missing_rollouts)
         load_arrays(model, arrays)
         if model.use_sde:
             model.policy.reset_noise()  # on the right device, as SB3 does

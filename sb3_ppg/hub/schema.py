@@ -5,6 +5,8 @@ classes by name from a fixed list, and the reader's own objects.
 
 import math
 from collections.abc import Mapping
+from functools import partial
+from types import FunctionType
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -19,7 +21,7 @@ from torch import nn
 
 from sb3_ppg.arguments import without_numpy
 from sb3_ppg.buffers.rollout_buffers import NormalizedRewardDictRolloutBuffer, NormalizedRewardRolloutBuffer, RewardNormalizer
-from sb3_ppg.errors import ModelFormatError
+from sb3_ppg.errors import ModelFormatError, raised_as
 from sb3_ppg.family import ALGORITHMS
 from sb3_ppg.policies.extractors import ImpalaCNN, MinAtarCNN
 
@@ -27,10 +29,10 @@ from sb3_ppg.policies.extractors import ImpalaCNN, MinAtarCNN
 
 MAX_NUMBERS = 2**22  # in an observation or an action; the space's bounds take memory, however short their description is
 Integer = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
-Size = Annotated[int, Meta(ge=1, le=MAX_NUMBERS)]
+Size = Annotated[int, Meta(ge=0, le=MAX_NUMBERS)]
 Shape = Annotated[list[Size], Meta(max_length=16)]
 IntegerType = Literal["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]
-Bound = Integer | float | None  # None: infinity, which msgspec writes as null
+Bound = int | float | None  # None: infinity, which msgspec writes as null
 Key = Annotated[str, Meta(min_length=1, max_length=200)]
 
 
@@ -143,7 +145,7 @@ def space_struct(space: spaces.Space, path: str) -> Any:
             return Dict({key: space_struct(part, f"{path}.{key}") for key, part in space.items()})
         case spaces.Tuple():
             return Tuple([space_struct(part, f"{path}.{index}") for index, part in enumerate(space)])
-    raise ModelFormatError(f"{path}: a {type(space).__name__} space cannot be shared without pickle")
+    raise ModelFormatError(f"{path}={space} cannot be shared: use one of SB3's spaces, and texts as keys of a Dict")
 
 
 def _bound_numbers(bound: np.ndarray) -> Any:
@@ -154,15 +156,18 @@ def _bound_numbers(bound: np.ndarray) -> Any:
 # ---- models ----
 
 Name = Annotated[str, Meta(max_length=200)]
-Count = Annotated[int, Meta(ge=0, le=2**53)]
+Version = Annotated[str, Meta(pattern=r"\A[0-9A-Za-z.+-]{1,64}\Z")]
+MAX_COUNT = 2**53
+Count = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
 Positive = Annotated[float, Meta(gt=0)]
-Limit = Positive | None  # None: infinity, which msgspec writes as null
+NotNegative = Annotated[float, Meta(ge=0)]
+Limit = NotNegative | None  # None: infinity, which msgspec writes as null
 Fraction = Annotated[float, Meta(ge=0, le=1)]
 Statistic = Annotated[float, Meta(ge=-1e15, le=1e15)]
 
 Scalar = None | bool | Integer | Annotated[float, Meta(ge=-1e38, le=1e38)] | str  # numbers that float32 can hold
-Plain: Any = Scalar  # lists and dictionaries of scalars, nested at most eight times
-for _ in range(8):
+Plain: Any = Scalar  # lists and dictionaries of scalars, nested at most sixteen times
+for _ in range(16):
     Plain = Scalar | list[Plain] | dict[Name, Plain]
 
 
@@ -189,7 +194,7 @@ class Normalization(Struct, forbid_unknown_fields=True):
     clip_obs: Limit
     clip_reward: Limit
     gamma: Fraction
-    epsilon: Positive
+    epsilon: NotNegative
     norm_obs_keys: list[Name] | None
 
 
@@ -198,11 +203,21 @@ class RewardStatistics(Struct, forbid_unknown_fields=True):
 
     gamma: Fraction
     clip: Limit
-    epsilon: Annotated[float, Meta(ge=0)]
+    epsilon: NotNegative
     mean: Statistic | list[Statistic]  # for vector rewards a list, with one number for each component
     var: Positive | list[Positive]
     count: Positive
     last_returns: list[Statistic | list[Statistic]] | None  # one for each environment
+
+
+SCHEMA_VERSION: Literal[1] = 1
+
+
+class Header(Struct):
+    """The part of a description that every version has."""
+
+    schema_version: int
+    versions: dict[Name, Version]  # of the packages that wrote it
 
 
 class Description(Struct, forbid_unknown_fields=True):
@@ -210,7 +225,7 @@ class Description(Struct, forbid_unknown_fields=True):
 
     format: Literal["sb3_ppg"]
     schema_version: Literal[1]
-    versions: dict[Name, Name]  # of the packages that wrote it
+    versions: dict[Name, Version]
     algorithm: Plain  # these three by `encode`
     policy: Plain
     arguments: dict[Name, Plain]
@@ -219,6 +234,7 @@ class Description(Struct, forbid_unknown_fields=True):
     n_envs: Annotated[int, Meta(ge=1, le=2**16)]
     counters: Counters
     vec_normalize: Normalization | None  # None: its environments were not in `VecNormalize`
+    missing_rollouts: tuple[Count, Count] = (0, 0)  # of the phase and of the replay, which the model had
 
 
 class Bounded(Struct):
@@ -247,22 +263,24 @@ CLASSES = {cls.__name__: cls for cls in LISTED}  # that a file may name
 
 def encode(value: Any, path: str, custom_objects: Mapping[str, Any]) -> Any:
     """
-    Encode a value for JSON. What JSON does not have is a dictionary with one key: "$class", "$custom", "$tuple", "$linear"
-    (a schedule) or "$reward_normalizer". Errors name the path.
+    Encode a value for JSON. What JSON does not have is a dictionary with one key: "$class", "$custom", "$tuple", "$items" (a
+    dictionary whose keys are not all texts), "$linear" (a schedule) or "$reward_normalizer". Errors name the path.
     """
-    if given := [name for name, custom in custom_objects.items() if value is custom]:
-        return {"$custom": given[0]}
+    if (name := _given_name(value, custom_objects)) is not None:
+        return {"$custom": name}
     value = without_numpy(value)
     match value:
-        case None | bool() | int() | str():
-            return value
-        case float() if math.isfinite(value):
-            return value
+        case None | bool() | int() | float() | str():
+            with raised_as(ModelFormatError, f"{path}={value!r} cannot be shared"):
+                return msgspec.convert(value, Scalar)
         case list() | tuple():
             items = [encode(item, f"{path}[{index}]", custom_objects) for index, item in enumerate(value)]
             return items if isinstance(value, list) else {"$tuple": items}
         case dict() if all(isinstance(key, str) and not key.startswith("$") for key in value):
             return {key: encode(item, f"{path}.{key}", custom_objects) for key, item in value.items()}
+        case dict():
+            pairs = [(encode(key, path, custom_objects), item, f"{path}[{key!r}]") for key, item in value.items()]
+            return {"$items": [[key, encode(item, place, custom_objects)] for key, item, place in pairs]}
         case FloatSchedule(value_schedule=inner) | ConstantSchedule(val=inner):
             return encode(inner, path, custom_objects)
         case type() if CLASSES.get(value.__name__) is value:
@@ -273,9 +291,28 @@ def encode(value: Any, path: str, custom_objects: Mapping[str, Any]) -> Any:
             state = {**vars(value), **vars(value.return_rms)}
             return {"$reward_normalizer": {name: without_numpy(state[name]) for name in RewardStatistics.__struct_fields__}}
     raise ModelFormatError(
-        f"{path}={value!r} is not plain data and cannot be shared without pickle: name it here, custom_objects="
-        f"{{{getattr(value, '__name__', type(value).__name__)!r}: ...}}, and give it again where the model is loaded"
+        f"{path}={value!r} is not plain data and cannot be shared without pickle: name the model's object here, "
+        f"custom_objects={{{getattr(value, '__name__', type(value).__name__)!r}: ...}}, and give it again where the model is "
+        "loaded"
     )
+
+
+def _given_name(value: Any, custom_objects: Mapping[str, Any]) -> str | None:
+    """
+    Return the name of an object among those of the caller's. What a script defines is not the same object in a model from an
+    SB3 zip file: classes and functions are known by module and name, and functions also by arguments (``partial``) or by
+    variables of the function around them.
+    """
+
+    def identity(thing: Any) -> Any:
+        if isinstance(thing, partial):
+            return identity(thing.func), repr(thing.args), repr(thing.keywords)
+        if not isinstance(thing, type | FunctionType) or "<lambda>" in thing.__qualname__:
+            return id(thing)
+        variables = [] if isinstance(thing, type) else [cell.cell_contents for cell in thing.__closure__ or ()]
+        return thing.__module__, thing.__qualname__, repr(variables)
+
+    return next((name for name, custom in custom_objects.items() if identity(custom) == identity(value)), None)
 
 
 def decode(value: Any, path: str, custom_objects: Mapping[str, Any]) -> Any:
@@ -296,12 +333,15 @@ def decode(value: Any, path: str, custom_objects: Mapping[str, Any]) -> Any:
                 f"{path} is not plain data: its author must tell you what {name!r} is. Load the model with "
                 f"custom_objects={{{name!r}: ...}}"
             )
-        case [("$tuple", list(items))]:
-            return tuple(decode(items, path, custom_objects))
+        case [("$tuple" | "$items" as kind, list(items))]:
+            with raised_as(ModelFormatError, path):
+                return (tuple if kind == "$tuple" else dict)(decode(items, path, custom_objects))
         case [("$linear", numbers)]:
-            return LinearSchedule(*msgspec.convert(numbers, tuple[float, float, Fraction]))
+            with raised_as(ModelFormatError, path):
+                return LinearSchedule(*msgspec.convert(numbers, tuple[float, float, Fraction]))
         case [("$reward_normalizer", state)]:
-            saved = msgspec.convert(state, RewardStatistics)
+            with raised_as(ModelFormatError, path):
+                saved = msgspec.convert(state, RewardStatistics)
             normalizer = RewardNormalizer(saved.gamma, math.inf if saved.clip is None else saved.clip, saved.epsilon)
             rms = normalizer.return_rms
             rms.mean, rms.var, rms.count = np.array(saved.mean), np.array(saved.var), saved.count

@@ -22,6 +22,7 @@ from sb3_ppg.offline import losses
 from sb3_ppg.offline.data import fit_normalizers, load_dataset
 from sb3_ppg.offline.policies import BCQPolicy, CnnPolicy, MlpPolicy, MultiInputPolicy
 from sb3_ppg.optim.diagnostics import logger_of_run
+from sb3_ppg.saving.files import WRITTEN_BY, writer
 
 
 class BCQ(OffPolicyAlgorithm):
@@ -289,6 +290,11 @@ class BCQ(OffPolicyAlgorithm):
         return {**terms, "q_value": values.mean()}
 
     # ---- files ----
+
+    @override
+    def save(self, *args: Any, **kwargs: Any) -> None:
+        vars(self)[WRITTEN_BY] = writer()
+        super().save(*args, **kwargs)
 
     @override
     def _get_torch_save_params(self) -> tuple[list[str], list[str]]:

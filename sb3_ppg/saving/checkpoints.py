@@ -173,9 +173,9 @@ def latest_checkpoint(save_path: str | Path, name_prefix: str = "ppg_model") -> 
 
 def _checkpoints(folder: Path, name_prefix: str) -> list[tuple[int, Path, str | None]]:
     """Return times in nanoseconds, models' files and runs of the checkpoints, in the order in which they were written."""
-    found = []
-    for path in folder.glob("*.zip"):
-        if re.fullmatch(rf"{re.escape(name_prefix)}_\d+_steps\.zip", path.name):
+    found, beginning = [], folder / f"{name_prefix}_"  # a prefix may begin with a folder
+    for path in beginning.parent.glob("*.zip"):
+        if re.fullmatch(rf"{re.escape(beginning.name)}\d+_steps\.zip", path.name):
             with suppress(FileNotFoundError):  # a run that goes on has removed it
                 run, written = checkpoint_of(path)
                 found.append((written, path, run))

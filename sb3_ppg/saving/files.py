@@ -5,11 +5,14 @@ import io
 import json
 import os
 import shutil
+import subprocess
 import time
 import uuid
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
+from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +24,7 @@ from sb3_ppg.errors import ModelFormatError, advise, nearest, raised_as, warn
 
 MODEL_VERSION = 1  # of the format of models' files
 SAVED_BY = "_saved_by"  # attribute in the file: the version of its format, and the writer's `_class_names`
+WRITTEN_BY = "_written_by"  # attribute in the file, except in older ones: what `writer` returns
 # A file system may refuse to rename onto a mounted file, or to flush
 REFUSED = {errno.EPERM, errno.EACCES, errno.EBUSY, errno.EXDEV, errno.EROFS, errno.EINVAL, errno.ENOSYS, errno.ENOTSUP}
 PREFIX = ".sb3_ppg-"  # of temporary files
@@ -101,6 +105,37 @@ def _flush(path: Path) -> None:
         os.close(descriptor)
 
 
+# ---- versions ----
+
+
+@cache
+def package_version() -> str:
+    """Return the version of this package, with the commit, and "dirty" if files were changed, if it lies in its own clone."""
+    clone, number, project = Path(__file__).parents[2], version("sb3-ppg"), "pyproject.toml"
+    with suppress(OSError, subprocess.CalledProcessError):
+        if 'name = "sb3-ppg"' in (clone / project).read_text():  # not somebody else's repository with a copy of the package
+            git = ["git", "--no-optional-locks", f"--git-dir={clone / '.git'}", f"--work-tree={clone}"]
+            describe = ["describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+            commit = subprocess.check_output([*git, *describe], cwd=clone, stderr=subprocess.DEVNULL, text=True)
+            return f"{number}+{commit.strip().replace('-', '.')}"
+    return number
+
+
+def writer() -> str:
+    """Return what files of models and runs say of the version that wrote them."""
+    return f"sb3_ppg {package_version()}"
+
+
+def check_version(path: Any, found: int, known: int, written_by: str | None) -> None:
+    """Raise ``ModelFormatError`` if a file has a newer version of its format than is known."""
+    if found > known:
+        by = f" ({written_by})" if written_by else ""
+        raise ModelFormatError(
+            f"{path} was written by a newer sb3_ppg{by}: its format has version {found}, this sb3_ppg reads {known}. Install "
+            "the newer one to read it"
+        )
+
+
 # ---- zip files of models ----
 
 
@@ -110,9 +145,9 @@ def _class_names(cls: type) -> list[str]:
     return [base.__name__ for base in cls.__mro__[: n_above + 1]]
 
 
-def mark_class(model: BaseAlgorithm) -> None:
-    """Give a model the attribute by which ``checked_model_file`` knows the class that saved a file."""
-    vars(model)[SAVED_BY] = [MODEL_VERSION, *_class_names(type(model))]
+def mark(model: BaseAlgorithm) -> None:
+    """Give a model the attributes by which ``checked_model_file`` knows the class and the version that saved a file."""
+    vars(model).update({SAVED_BY: [MODEL_VERSION, *_class_names(type(model))], WRITTEN_BY: writer()})
 
 
 @contextmanager
@@ -131,16 +166,13 @@ def checked_model_file(path: str | Path | io.BufferedIOBase, cls: type, given: A
                 "PPO.load for instance; PPG can go on from PPO's networks: "
                 "model.policy.load_state_dict(PPO.load(path).policy.state_dict(), strict=False)"
             )
-        version, writer, *bases = attributes[SAVED_BY]
-        if version != MODEL_VERSION:
-            raise ModelFormatError(
-                f"{path} has version {version} of its format, this sb3_ppg reads {MODEL_VERSION}: use the one that wrote it"
-            )
+        format_version, saved_by, *bases = attributes[SAVED_BY]
+        check_version(path, format_version, MODEL_VERSION, attributes.get(WRITTEN_BY))
         if cls.__name__ in bases:
-            warn(f"{path} was saved by {writer}, a class derived from {cls.__name__}: what it adds is not there")
-        elif writer not in _class_names(cls):
+            warn(f"{path} was saved by {saved_by}, a class derived from {cls.__name__}: what it adds is not there")
+        elif saved_by not in _class_names(cls):
             raise ModelFormatError(
-                f"{path} is another class's file: it was saved by {writer}, not by {cls.__name__}; use {writer}.load"
+                f"{path} is another class's file: it was saved by {saved_by}, not by {cls.__name__}; use {saved_by}.load"
             )
         for name in {*given} - {*argument_names(cls), *attributes}:
             raise TypeError(f"{cls.__name__}.load has no argument `{name}`{nearest(name, argument_names(cls))}")
@@ -152,10 +184,15 @@ def checkpoint_of(path: Path) -> tuple[str | None, int]:
     Return the run of ``PhasicCheckpointCallback`` that wrote a model's file, and the time of writing in nanoseconds. For any
     other file, damaged ones included, which are refused when they are loaded: None, and the time of modification.
     """
-    with suppress(ModelFormatError), path.open("rb") as file:
-        if checkpoint := _attributes(file, path).get("_checkpoint"):
-            return tuple(checkpoint)
-    return None, path.stat().st_mtime_ns
+    checkpoint = saved_attributes(path).get("_checkpoint")
+    return tuple(checkpoint) if checkpoint else (None, path.stat().st_mtime_ns)
+
+
+def saved_attributes(path: Path) -> dict[str, Any]:
+    """Return a model's attributes as its file has them in JSON, most of them pickled; none if it is damaged or not there."""
+    with suppress(OSError, ModelFormatError), path.open("rb") as file:
+        return _attributes(file, path)
+    return {}
 
 
 def is_whole(path: Path) -> bool:
@@ -168,7 +205,7 @@ def is_whole(path: Path) -> bool:
 
 
 def _attributes(file: io.BufferedIOBase, path: Any, check_all: bool = False) -> dict[str, Any]:
-    """Return the model's attributes as JSON has them, most of them pickled; with ``check_all``, verify all checksums first."""
+    """Return what ``saved_attributes`` returns, or raise an error; with ``check_all``, verify all checksums first."""
     with raised_as(ModelFormatError, f"{path} is damaged, or no model's file"), zipfile.ZipFile(file) as archive:
         if check_all:
             _check_archive(archive)

@@ -14,16 +14,15 @@ import pandas as pd
 import yaml
 from huggingface_sb3 import EnvironmentName
 from rl_zoo3 import ALGOS
-from rl_zoo3.utils import StoreDict
+from rl_zoo3.utils import StoreDict, get_wrapper_class
 
 from sb3_ppg.arguments import check_value, count
 from sb3_ppg.checking import policy_for
 from sb3_ppg.comparison.report import Comparison
-from sb3_ppg.comparison.runs import Run, carry_out, machine, short_hash
+from sb3_ppg.comparison.runs import Run, carry_out, code_hashes, machine, short_hash
 from sb3_ppg.errors import ArgumentError, nearest
-from sb3_ppg.zoo.environments import check_is_registered
+from sb3_ppg.zoo.environments import environment_maker, imported
 from sb3_ppg.zoo.manager import Manager
-from sb3_ppg.zoo.scripts import imported
 
 
 def parse() -> tuple[argparse.Namespace, list[str]]:
@@ -74,6 +73,8 @@ def contestant(name: str, args: argparse.Namespace) -> tuple[list[str], list[str
             manager._check_names(settings)
             manager._preprocess_schedules({**settings})
     settings = {key: value for key, value in settings.items() if key not in ("n_timesteps", "callback")}  # not used here
+    for key in ("env_wrapper", "vec_env_wrapper"):
+        get_wrapper_class(settings, key)  # imports the modules
     params = [f"{key}:{value!r}" for key, value in values.items()]
     return ["--algo", algorithm, *(["-conf", config] if config else [])], params, settings
 
@@ -81,18 +82,21 @@ def contestant(name: str, args: argparse.Namespace) -> tuple[list[str], list[str
 def main() -> None:
     """Run the command."""
     args, others = parse()
-    check_is_registered(args.env)
+    makers = [environment_maker(args.env)]
     args.folder.mkdir(parents=True, exist_ok=True)
     contestants = {name: contestant(name, args) for name in args.algos}
     if len(contestants) < 2:
         raise ArgumentError(f"a comparison needs two contestants: --algos {' '.join(args.algos)} has one")
     if unknown := args.conf_file.keys() - {name.partition(":")[0] for name in contestants}:
         raise ArgumentError(f"-conf {', '.join(unknown)} cannot work: write ALGO:FILE, for algorithms that are compared")
+    makers += [ALGOS[name.partition(":")[0]] for name in contestants]
+    named = [*others, *(file for file in args.conf_file.values() if file.endswith(".py"))]
+    code = code_hashes({maker.__module__.split(".")[0] for maker in makers}, named)
     runs = {}
     for seed in range(args.seeds):  # first, so that all have as many when some runs are finished
         for name, (options, params, settings) in contestants.items():
-            # Other options, or another entry in the same file: another folder
-            content = short_hash([options, params, others, settings])
+            # Other options, another entry in the same file, or other code: another folder
+            content = short_hash([options, params, others, settings, code])
             folder = args.folder / f"{re.sub('[^-a-z0-9._=]+', '_', name)[:60]}_{content}" / str(seed)
             runs[name, seed] = Run(folder, [*options, *others, "--seed", str(seed)], args.n_timesteps, params)
     try:

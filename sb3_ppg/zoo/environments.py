@@ -1,6 +1,8 @@
 """Environments that ``register()`` makes known: EnvPool's Procgen, MinAtar's games, sb3-contrib's with action masks."""
 
+import importlib
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import gymnasium as gym
@@ -47,13 +49,23 @@ def register_environments() -> None:
         gym.register(env_id, entry_point=f"sb3_contrib.common.envs:{name}", kwargs=kwargs)
 
 
-def check_is_registered(env_id: str) -> None:
-    """Raise an ``ArgumentError`` that names the extra, or similar environments, if there is none of this name."""
+def imported(module: str) -> ModuleType:
+    """Import a module that an option names; argparse would hide some of its errors."""
+    try:
+        return importlib.import_module(module)
+    except (TypeError, ValueError) as error:
+        raise RuntimeError(f"{module} cannot be imported") from error
+
+
+def environment_maker(env_id: str) -> Any:
+    """Return what makes an environment, or raise an error that names the extra, or similar environments, if there is none."""
     if env_id not in gym.registry:
         if extra := remedy_for_environment(env_id):
             raise ArgumentError(f"there is no environment {env_id}: {extra}")
         remedy = "If a module of yours registers it, use --gym-packages MODULE (and --env ENV, not MODULE:ENV)"
         raise ArgumentError(f"there is no environment {env_id}{nearest(env_id, gym.registry)}. {remedy}")
+    entry_point: Any = gym.registry[env_id].entry_point
+    return gym.envs.registration.load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
 
 
 def make_procgen(

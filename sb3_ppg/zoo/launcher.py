@@ -13,6 +13,7 @@ from unittest.mock import patch
 
 from sb3_ppg import __version__
 from sb3_ppg.errors import ArgumentError, HubError, ModelFormatError, ProcessGroupError, missing_extras_named, nearest
+from sb3_ppg.zoo.environments import imported
 
 ALGO = ["--algo", "ppg"]
 IN_LOGS = [*ALGO, "-f", "logs"]
@@ -54,6 +55,10 @@ OWN_OPTIONS: dict[str, tuple[list[str], dict[str, Any]]] = {
         ["train", "enjoy", "report", "record_video", "record_dataset", "push_to_hub"],
         dict(metavar="FOLDER", help="the run there; train begins or continues it, with 20 checkpoints or --save-freq"),
     ),
+    "--gym-packages": (
+        ["record_video", "record_training", "benchmark"],
+        dict(nargs="+", type=imported, default=[], metavar="MODULE", help="modules that register further environments"),
+    ),
     "--prior": (["train"], dict(help="agent that the policy stays near: a model's file or folder, or self, with -i MODEL")),
     "--dataset": (["train"], dict(help="with --algo bcq: Minari data set, HDF5 file, or a replay buffer's .pkl")),
     "--epsilon": (["enjoy", "report"], dict(type=float, default=0.0, help="probability of sampling an action")),
@@ -92,7 +97,7 @@ def run(name: str, arguments: list[str]) -> None:
     from sb3_ppg.distributed import gather, process_group, rank, require_equal
     from sb3_ppg.zoo import patched
     from sb3_ppg.zoo.manager import Manager
-    from sb3_ppg.zoo.registration import agent_of_run
+    from sb3_ppg.zoo.registration import agent_of_run, children_through_our_launcher
     from sb3_ppg.zoo.scripts import acting_with_epsilon
     from sb3_ppg.zoo.sharing import with_pretrained
 
@@ -114,6 +119,7 @@ def run(name: str, arguments: list[str]) -> None:
             stack.enter_context(patch.multiple(Manager, **options))
         elif options.get("run_folder"):
             stack.enter_context(agent_of_run(Path(options["run_folder"])))
+        stack.enter_context(children_through_our_launcher([module.__name__ for module in options.get("gym_packages", [])]))
         stack.enter_context(acting_with_epsilon(options.get("epsilon", 0.0)))
         # Our defaults come first: where an option is given twice, the last one counts
         sys.argv = [f"sb3-ppg {name}", *script.defaults, *arguments]

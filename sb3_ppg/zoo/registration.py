@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,8 @@ from stable_baselines3.common.vec_env import VecEnv
 from sb3_ppg import PPG, MaskablePPG
 from sb3_ppg.errors import ArgumentError, nearest
 from sb3_ppg.family import FAMILY
-from sb3_ppg.zoo.environments import check_is_registered, register_environments
+from sb3_ppg.saving.files import WRITTEN_BY, saved_attributes
+from sb3_ppg.zoo.environments import environment_maker, register_environments
 from sb3_ppg.zoo.hyperparameters import CONVERTERS, OFFLINE, SAMPLERS
 from sb3_ppg.zoo.manager import Manager
 
@@ -86,20 +87,22 @@ def _patched_in_the_zoo(name: str, new: Any) -> AbstractContextManager:
     return patches
 
 
-def children_through_our_launcher() -> AbstractContextManager:
+def children_through_our_launcher(gym_packages: Sequence[str] = ()) -> AbstractContextManager:
     """
     rl_zoo3 2.9.2: ``benchmark`` starts ``python enjoy.py``, which exists only in the Zoo's own folder, and
-    ``record_training`` starts ``python -m rl_zoo3.record_video``, which does not know our algorithms.
+    ``record_training`` starts ``python -m rl_zoo3.record_video``, which does not know our algorithms. Neither has
+    ``--gym-packages``, which the started script gets here.
     """
+    packages = ["--gym-packages", *gym_packages] if gym_packages else []
     original = subprocess.call
 
     def call(command: Any, *args: Any, **kwargs: Any) -> int:
         match command:
             case ["python", "enjoy.py", *options]:
                 options = [value.gym_id if isinstance(value, EnvironmentName) else value for value in options]
-                command = [sys.executable, "-m", "sb3_ppg", "enjoy", *options]
+                command = [sys.executable, "-m", "sb3_ppg", "enjoy", *options, *packages]
             case ["python", "-m", str(module), *options] if module.startswith("rl_zoo3."):
-                command = [sys.executable, "-m", "sb3_ppg", module.removeprefix("rl_zoo3."), *options]
+                command = [sys.executable, "-m", "sb3_ppg", module.removeprefix("rl_zoo3."), *options, *packages]
         return original(command, *args, **kwargs)
 
     return patch.object(subprocess, "call", call)
@@ -127,7 +130,8 @@ def newer_library_of_the_hub() -> AbstractContextManager:
 def latest_model() -> Iterator[None]:
     """
     rl_zoo3 2.9.2: scripts take the run with the greatest number, whether or not it holds a model, and end in an error that
-    does not say which models there are. Only their look-up is replaced: ``train`` still numbers new runs as before.
+    does not say which models there are. Only their look-up is replaced: ``train`` still numbers new runs as before. It also
+    says which version wrote the model.
     """
 
     def get_latest_run_id(log_path: str, env_name: EnvironmentName) -> int:
@@ -135,12 +139,15 @@ def latest_model() -> Iterator[None]:
         return max((int(number) for name, _, number in runs if name == env_name and number.isdecimal()), default=0)
 
     def explained(exp_id: int, folder: str, algo: str, env_name: EnvironmentName, *which: Any) -> tuple[str, str, str]:
-        check_is_registered(env_name.gym_id)
+        environment_maker(env_name.gym_id)
         try:
-            return get_model_path(exp_id, folder, algo, env_name, *which)
+            found = get_model_path(exp_id, folder, algo, env_name, *which)
         except (AssertionError, ValueError) as error:
             models = map(str, Path(folder, algo).glob("*/*.zip"))
             raise ArgumentError(f"{error}{nearest(str(error).split('path: ')[-1], models)}") from error
+        if written_by := saved_attributes(Path(found[1])).get(WRITTEN_BY):
+            print(f"{found[1]} was written by {written_by}")
+        return found
 
     with patch.object(rl_zoo3.utils, "get_latest_run_id", get_latest_run_id), _patched_in_the_zoo("get_model_path", explained):
         yield

@@ -17,7 +17,7 @@ from stable_baselines3.common.callbacks import EvalCallback
 
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.saving.checkpoints import aux_buffer_path
-from sb3_ppg.saving.files import atomic_writes, checkpoint_of
+from sb3_ppg.saving.files import atomic_writes, checkpoint_of, saved_attributes
 from sb3_ppg.saving.training_state import files_of_processes
 
 try:
@@ -57,9 +57,7 @@ def settings(params_path: Path) -> dict[str, Any]:
 
 def n_steps_of(model: Path, counter: str = "num_timesteps") -> int:
     """Return the number of steps that a model's file has; 0 if there is none, or if it is damaged."""
-    with suppress(OSError, zipfile.BadZipFile, KeyError, ValueError), zipfile.ZipFile(model) as file:
-        return json.loads(file.read("data"))[counter]
-    return 0
+    return saved_attributes(model).get(counter, 0)
 
 
 def set_aside(folder: Path, checkpoint: Path) -> None:

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, suppress
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -34,7 +34,7 @@ from sb3_ppg import checking
 from sb3_ppg.hub import EvaluationResult
 from sb3_ppg.offline.data import check_new, record, save_as_minari
 from sb3_ppg.play import Player
-from sb3_ppg.zoo.environments import check_is_registered
+from sb3_ppg.zoo.environments import environment_maker, imported
 from sb3_ppg.zoo.registration import ffmpeg_on_path
 
 
@@ -44,19 +44,8 @@ def train() -> None:
     parser.add_argument("--env", default="CartPole-v1")
     parser.add_argument("--gym-packages", nargs="+", type=imported)
     args, _ = parser.parse_known_args()
-    check_is_registered(args.env)
-    entry_point = gymnasium.registry[args.env].entry_point
-    if isinstance(entry_point, str):  # an extra may be missing, which would end worker processes
-        gymnasium.envs.registration.load_env_creator(entry_point)
+    environment_maker(args.env)
     rl_zoo3.train.train()
-
-
-def imported(module: str) -> ModuleType:
-    """Import a module that an option names; argparse would hide some of its errors."""
-    try:
-        return importlib.import_module(module)
-    except (TypeError, ValueError) as error:
-        raise RuntimeError(f"{module} cannot be imported") from error
 
 
 def acting_with_epsilon(epsilon: float) -> AbstractContextManager:
@@ -81,7 +70,7 @@ def check() -> None:
     def make() -> gymnasium.Env:
         for package in args.gym_packages:  # here, as a package may set filters for warnings
             importlib.import_module(package)
-        check_is_registered(args.env)
+        environment_maker(args.env)
         return gymnasium.make(args.env, **args.env_kwargs)
 
     print(report := checking.check(make, args.seconds))

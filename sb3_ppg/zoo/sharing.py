@@ -31,11 +31,11 @@ from sb3_ppg.family import FAMILY, zoo_name_of
 from sb3_ppg.hub.files import read_json
 from sb3_ppg.hub.pretrained import ARRAYS, DESCRIPTION, read_model
 from sb3_ppg.hub.repository import python_usage
-from sb3_ppg.hub.schema import Plain
+from sb3_ppg.hub.schema import Header, Plain
 from sb3_ppg.objectives import objective_name
 from sb3_ppg.ppg import PPG
-from sb3_ppg.zoo.environments import MASKED, PROCGEN_IDS
-from sb3_ppg.zoo.scripts import agent_parser, evaluate, imported, load_agent, plot_learning_curve, saved_env_kwargs
+from sb3_ppg.zoo.environments import MASKED, PROCGEN_IDS, imported
+from sb3_ppg.zoo.scripts import agent_parser, evaluate, load_agent, plot_learning_curve, saved_env_kwargs
 
 # Folders of trained agents: in the working directory, and in the repository from which the package is imported
 FOLDERS = [Path("pretrained"), Path(sb3_ppg.__file__).parent.parent / "pretrained"]
@@ -201,13 +201,14 @@ def _usage(args: argparse.Namespace, repo_id: str, environment: Environment) -> 
     algo = "" if args.algo == "ppg" else f" --algo {args.algo}"
     name = f" -name {args.repo_name}" if args.repo_name else ""
     allow = f" --allow {' '.join(environment.to_allow)}" if environment.to_allow else ""
-    env_id = environment.env_id
+    env_id, modules = environment.env_id, " ".join(module.__name__ for module in args.gym_packages or [])
+    packages = f" --gym-packages {modules}" if modules else ""
     commands = f"""With [RL Zoo](https://github.com/DLR-RM/rl-baselines3-zoo)'s commands:
 
 ```bash
 pip install {requirement("zoo")}
-sb3-ppg load_from_hub{algo} --env {env_id} -orga {args.organization}{name}{allow} -f logs
-sb3-ppg enjoy{algo} --env {env_id} -f logs
+sb3-ppg load_from_hub{algo} --env {env_id} -orga {args.organization}{name}{allow}{packages} -f logs
+sb3-ppg enjoy{algo} --env {env_id}{packages} -f logs
 ```"""
     # Where the model does not know the environment as Gymnasium makes it, or Gymnasium does not know it
     if environment.wrappers or environment.config.frame_stack or env_id in {*PROCGEN_IDS, *MASKED}:
@@ -265,6 +266,7 @@ def unpack(
     :param is_emptied: whether other files in the folder are removed
     """
     model, vec_normalize = read_model(source)
+    print(f"The shared model was written by sb3_ppg {read_json(source / DESCRIPTION, Header).versions.get('sb3-ppg', '?')}")
     objective = objective_name(model.objective_class)
     if type(model) is not FAMILY[algo].algorithm or FAMILY[algo].preset.get("objective", objective) != objective:
         raise ModelFormatError(

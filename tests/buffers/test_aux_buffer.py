@@ -140,11 +140,13 @@ def test_minibatches_on_a_gpu_are_those_on_the_cpu(space, free, device, monkeypa
     assert on_gpu.on_device is None
 
 
-def cgroup(folder: Path, limit: int | str, used: int, inactive: int) -> None:
+def cgroup(folder: Path, limit: int | str, used: int, inactive: int, version: int = 2) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "memory.max").write_text(f"{limit}\n")
-    (folder / "memory.current").write_text(f"{used}\n")
-    (folder / "memory.stat").write_text(f"anon 1\ninactive_file {inactive}\nfile 2\n")
+    names = ("memory.max", "memory.current") if version == 2 else ("memory.limit_in_bytes", "memory.usage_in_bytes")
+    for name, number in zip(names, (limit, used), strict=True):
+        (folder / name).write_text(f"{number}\n")
+    cache = f"inactive_file {inactive}" if version == 2 else f"inactive_file 1\ntotal_inactive_file {inactive}"
+    (folder / "memory.stat").write_text(f"anon 1\n{cache}\nfile 2\n")
 
 
 def room(root: Path, own: str, monkeypatch) -> int:
@@ -174,3 +176,12 @@ def test_memory_is_that_of_the_container(tmp_path, monkeypatch):
     assert room(container, "0::/docker/0123\n", monkeypatch) == 0
 
     assert room(tmp_path / "none", "nothing\n::\n", monkeypatch) == 10**9
+
+    older = tmp_path / "older"  # version 1: without a limit, the number is huge
+    own = "12:cpu,cpuacct:/other\n5:memory:/docker/0123\n0::/init\n"
+    cgroup(older / "memory" / "docker", 2**63 - 4096, 7000, 0, version=1)
+    assert room(older, own, monkeypatch) == 10**9
+    cgroup(older / "memory" / "docker" / "0123", 5000, 3000, 1000, version=1)
+    assert room(older, own, monkeypatch) == 3000 and total_memory() == 5000
+    cgroup(older / "memory", 4096, 4000, 0, version=1)
+    assert room(older, "5:hugetlb,memory:/elsewhere\n", monkeypatch) == 96

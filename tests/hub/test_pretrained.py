@@ -1,9 +1,13 @@
 """Models as plain data: the same model comes back, bit for bit."""
 
+import sys
+import warnings
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import gymnasium as gym
 import msgspec
 import numpy as np
@@ -20,7 +24,7 @@ from sb3_ppg.errors import ModelFormatError
 from sb3_ppg.hub import from_pretrained, load_vec_normalize, save_pretrained
 from sb3_ppg.hub.pretrained import DESCRIPTION
 from sb3_ppg.hub.schema import Counters, Space, make_space, space_struct
-from tests.helpers import NESTED, SMALL, BatchNormExtractor, RandomEnv, image_space, normalized_rewards
+from tests.helpers import NESTED, SMALL, BatchNormExtractor, RandomEnv, image_space, normalized_rewards, run_in_a_new_process
 from tests.hub.small_models import BOX, MODELS, PHASE, change, honest, refused, small_model, write
 from tests.hub.watch import generator_states
 from tests.saving.small_models import numbers_of, same
@@ -169,6 +173,53 @@ def test_what_is_not_plain_data_is_named_and_given_again(tmp_path):
     assert any(buffer.dtype == th.int64 and buffer > 0 for buffer in loaded.policy.buffers())
 
 
+def falling(progress: float) -> float:
+    return 1e-3 * progress
+
+
+def line(start: float) -> Callable[[float], float]:
+    def schedule(progress: float) -> float:
+        return start * progress
+
+    return schedule
+
+
+class Optimizer(th.optim.Adam):
+    """A user's own."""
+
+
+class Extractor(BatchNormExtractor):
+    """A user's own."""
+
+
+def script_model() -> PPG:
+    kinds = dict(features_extractor_class=Extractor, optimizer_class=Optimizer)
+    schedules = dict(clip_range=line(0.2), aux_learning_rate=partial(line(1e-3)), value_learning_rate=falling)
+    arguments = dict(
+        learning_rate=line(1e-3), policy_kwargs=kinds, micro_batch_size=None, n_value_epochs=1, **schedules, **SMALL
+    )
+    return Subclass(Policy, RandomEnv(BOX, spaces.Discrete(2)), **arguments)
+
+
+def save_from_a_script(path: Path) -> None:
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])  # as what a script defines
+    script_model().learn(16).save(path)
+
+
+def test_what_was_loaded_is_shared_as_before(tmp_path):
+    """Objects of a script are copies in a model from an SB3 zip file; functions with other variables are others."""
+    run_in_a_new_process(save_from_a_script, tmp_path / "model.zip")
+    loaded = Subclass.load(tmp_path / "model.zip", device="cpu")
+    assert loaded.policy_class is not Policy and loaded.value_learning_rate is not falling
+    functions = {"lr": line(1e-3), "clip": line(0.2), "aux": partial(line(1e-3)), "falling": falling}
+    custom = functions | {cls.__name__: cls for cls in (Subclass, Policy, Extractor, Optimizer)}
+    save_pretrained(loaded, tmp_path / "shared", custom)
+    again = from_pretrained(tmp_path / "shared", custom_objects=custom, device="cpu")
+    assert same(again, loaded) and again.learning_rate is custom["lr"] and type(again.policy.optimizer) is Optimizer
+    with pytest.raises(ModelFormatError, match=r"learning_rate=<function .*: name the model's object here"):
+        save_pretrained(loaded, tmp_path / "shared", {**custom, "lr": line(2e-3)})
+
+
 class Subclass(PPG):
     """A user's own, which passes on what it does not know."""
 
@@ -219,6 +270,61 @@ def test_the_callers_own_mistakes_are_not_the_files(small):
         from_pretrained("user/name")
 
 
+EMPTY = spaces.Dict(a=BOX, nothing=spaces.Box(-1, 1, (0,), np.float32))
+PARTS = spaces.Tuple([spaces.Discrete(2), spaces.Tuple([spaces.Tuple([spaces.Discrete(3)])])])
+WIDE: dict[str, tuple] = {
+    "an empty part": (EMPTY, spaces.Discrete(2), {}, {}),
+    "NumPy's numbers": (
+        BOX,
+        spaces.Discrete(2),
+        dict(gamma=np.float32(0.9), norm_reward=np.bool_(True)),
+        dict(gamma=np.float32(0.5)),
+    ),
+    "nothing added, nothing left": (BOX, spaces.Discrete(2), dict(epsilon=0, clip_reward=0), {}),
+    "coefficients of a Tuple": (BOX, PARTS, {}, dict(ent_coef={0: 0.1, 1: {0: {0: np.float32(0.0)}}})),
+    "coefficients of odd keys": (BOX, spaces.Dict({"$a": BOX, "b": BOX}), {}, dict(ent_coef={"$a": 0.1, "b": 0.0})),
+}
+
+
+@pytest.mark.parametrize(("observations", "actions", "normalization", "arguments"), WIDE.values(), ids=WIDE)
+def test_what_trains_is_shared(observations, actions, normalization, arguments, tmp_path):
+    def env() -> RandomEnv:
+        return RandomEnv(observations, actions)
+
+    venv = VecNormalize(DummyVecEnv([env]), **normalization)
+    policy = "MultiInputPolicy" if isinstance(observations, spaces.Dict) else "MlpPolicy"
+    model = PPG(policy, venv, **{**SMALL, **arguments}).learn(1e1)  # SB3 takes floats
+    save_pretrained(model, tmp_path)
+    loaded = from_pretrained(tmp_path, env(), "cpu")
+    assert same(loaded, model) and (loaded.gamma, loaded.ent_coef) == (model.gamma, model.ent_coef)
+    other = loaded.get_vec_normalize_env()
+    assert all(getattr(other, name) == getattr(venv, name) for name in ("gamma", "epsilon", "clip_reward"))
+
+
+def test_an_error_of_writing_names_the_argument_or_the_space(tmp_path):
+    many = spaces.MultiDiscrete([2] * 1001)
+    kwargs = dict(optimizer_kwargs=dict(weight_decay=10**30))
+    for model, complaint in (
+        (PPG("MlpPolicy", RandomEnv(many), **SMALL), r"model.json cannot be read .* at `\$.observation_space.nvec`"),
+        (PPG("MlpPolicy", VecNormalize(make_vec_env("CartPole-v1"), gamma=1.5), **SMALL), r"at `\$.vec_normalize.gamma`"),
+        (small_model(policy_kwargs=kwargs), r"policy_kwargs.optimizer_kwargs.weight_decay=1000"),
+    ):
+        with pytest.raises(ModelFormatError, match=complaint) as caught:
+            save_pretrained(model, tmp_path / "new")
+        assert str(tmp_path) not in str(caught.value)
+
+
+def test_a_model_that_was_shared_within_a_phase_says_that_the_phase_starts_over(tmp_path):
+    """A model that was shared after its phase says nothing."""
+    env = RandomEnv(BOX, spaces.Discrete(2))
+    for n_steps, n_warnings in ((8, 1), (16, 0)):
+        save_pretrained(PPG("MlpPolicy", env, **SMALL).learn(n_steps), tmp_path)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            from_pretrained(tmp_path, env, "cpu").learn(8, reset_num_timesteps=False)
+        assert sum("The phase starts over, without 1 of the 2" in str(one.message) for one in caught) == n_warnings
+
+
 def test_nothing_is_written_that_cannot_be_shared(tmp_path):
     with pytest.raises(ModelFormatError, match="learning_rate"):
         save_pretrained(small_model(learning_rate=lambda progress: 1e-3), tmp_path / "new")
@@ -242,6 +348,8 @@ def test_nothing_is_written_that_cannot_be_shared(tmp_path):
         spaces.Discrete(3, start=2, dtype=np.int8),
         spaces.Dict({"b": BOX, "a": spaces.MultiBinary(4)}),
         spaces.Tuple([NESTED, spaces.Discrete(2)]),
+        spaces.Box(0, 2**64 - 1, (2,), np.uint64),
+        spaces.Box(-1, 1, (2, 0)),
     ],
     ids=str,
 )

@@ -72,6 +72,14 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path):
         damaged.write_bytes(whole)
 
 
+@pytest.mark.parametrize("prefix", ["", "sub/model", "sub/", "a/b[c]/model"])
+def test_checkpoints_under_any_prefix_are_found(prefix, tmp_path):
+    """Also one with folders."""
+    small().learn(8 * 4, callback=PhasicCheckpointCallback(2, tmp_path, prefix, keep=1))
+    assert latest_checkpoint(tmp_path, prefix) == tmp_path / f"{prefix}_32_steps.zip"
+    assert [*tmp_path.rglob("*.zip")] == [tmp_path / f"{prefix}_32_steps.zip"]
+
+
 def test_a_kill_between_the_two_files_leaves_the_checkpoint_before(tmp_path, monkeypatch):
     """The rollouts are there first: a model without them would be taken for the latest checkpoint."""
 

@@ -6,11 +6,15 @@ import io
 import os
 import re
 import resource
+import shutil
 import signal
+import subprocess
+import sys
 import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from unittest.mock import Mock
@@ -21,10 +25,10 @@ import torch as th
 from stable_baselines3 import PPO
 from stable_baselines3.common.env_util import make_vec_env
 
-from sb3_ppg import PPG, ArgumentError, MaskablePPG, ModelFormatError, RecurrentPPG
+from sb3_ppg import PPG, ArgumentError, MaskablePPG, ModelFormatError, RecurrentPPG, aux_buffer_path
 from sb3_ppg.hub import save_pretrained
-from sb3_ppg.saving.files import atomic_writes
-from tests.helpers import run_in_a_new_process
+from sb3_ppg.saving.files import atomic_writes, mark, saved_attributes
+from tests.helpers import ROOT, run_in_a_new_process
 from tests.hub.watch import generator_states
 from tests.saving.small_models import everything, same, small
 
@@ -76,13 +80,19 @@ def test_models_are_saved_where_the_system_refuses(what, tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["model.zip"]
 
 
-def test_a_model_is_saved_beside_a_folder_of_its_name(tmp_path):
+def test_files_are_saved_beside_folders_of_their_names(tmp_path):
     """SB3 warns and takes another name, too."""
     (tmp_path / "model.zip").mkdir()
-    model = small()
+    (tmp_path / "model.aux_buffer.npz").mkdir()
+    model = small().learn(8)
     with pytest.warns(UserWarning, match=r"model.zip' is a folder. Will save instead to .*model.zip_2"):
         model.save(tmp_path / "model")
-    assert same(PPG.load(tmp_path / "model.zip_2", device="cpu"), model)
+    loaded = PPG.load(tmp_path / "model.zip_2", device="cpu")
+    assert same(loaded, model)
+    with pytest.warns(UserWarning, match=r"npz' is a folder. Will save instead to .*npz_2"):
+        model.save_aux_buffer(aux_buffer_path(tmp_path / "model"))
+    loaded.load_aux_buffer(tmp_path / "model.aux_buffer.npz_2")
+    assert len(loaded.aux_buffer) == 1
 
 
 def save_as_another_user(path: Path) -> list[str]:
@@ -275,10 +285,48 @@ def test_newer_files_are_refused(tmp_path, monkeypatch):
         model.save(tmp_path / "newer.zip")
         model.save_aux_buffer(tmp_path / "newer.npz")
     for load, name in ((PPG.load, "newer.zip"), (model.load_aux_buffer, "newer.npz")):
-        with pytest.raises(ModelFormatError, match=f"{name} has version 2 of its format, this sb3_ppg reads 1"):
+        writer = rf"\(sb3_ppg {version('sb3-ppg')}.*\)"
+        match = f"{name} was written by a newer sb3_ppg {writer}: .* has version 2, this sb3_ppg reads 1"
+        with pytest.raises(ModelFormatError, match=match):
             load(tmp_path / name)
     with pytest.raises(FileNotFoundError):
         PPG.load(tmp_path / "none.zip")
+
+
+def test_files_that_do_not_say_which_version_wrote_them_are_read(tmp_path, monkeypatch):
+    model = small().learn(8)
+    monkeypatch.setattr("sb3_ppg.phasic_algorithm.mark", lambda model: mark(model) or vars(model).pop("_written_by"))
+    model.save(tmp_path / "model.zip")
+    assert "_written_by" not in saved_attributes(tmp_path / "model.zip")
+    assert same(PPG.load(tmp_path / "model.zip", device="cpu"), model)
+
+
+def test_the_version_has_the_commit_in_the_packages_own_clone_alone(tmp_path):
+    """Not in the repository of somebody who has copied the package there."""
+
+    def version_in(folder: Path) -> str:
+        code = "from sb3_ppg.saving.files import package_version; print(package_version())"
+        environment = {**os.environ, "PYTHONPATH": str(folder)}
+        return subprocess.check_output([sys.executable, "-c", code], cwd=tmp_path, env=environment, text=True).strip()
+
+    def git(*words: str) -> str:
+        names = [word for name in ("user.name", "user.email") for word in ("-c", f"{name}=x@example.org")]
+        return subprocess.check_output(["git", *names, *words], cwd=tmp_path, text=True).strip()
+
+    shutil.copytree(ROOT / "sb3_ppg", tmp_path / "sb3_ppg", ignore=shutil.ignore_patterns("__pycache__"))
+    git("init", "-q")
+    git("add", ".")
+    git("commit", "-qm", "a copy")
+    number = version("sb3-ppg")
+    assert version_in(tmp_path) == number
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    git("add", "pyproject.toml")
+    git("commit", "-qm", "the project")
+    assert version_in(tmp_path) == f"{number}+{git('rev-parse', '--short=12', 'HEAD')}"
+    (tmp_path / "sb3_ppg" / "family.py").write_text("")
+    assert version_in(tmp_path).endswith(".dirty")
+    shutil.rmtree(tmp_path / ".git")
+    assert version_in(tmp_path) == number
 
 
 def test_an_objective_with_other_parameters_is_refused_by_name(model_file):

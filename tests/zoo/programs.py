@@ -16,6 +16,19 @@ from tests.helpers import ROOT
 
 SMALL = "-params compile_updates:False n_envs:2 n_steps:32 batch_size:32 n_policy_iterations:2 aux_batch_size:32".split()
 
+# A module that registers an environment
+MY_POLE = """
+import gymnasium
+from gymnasium.envs.classic_control import CartPoleEnv
+
+
+class MyPole(CartPoleEnv):
+    pass
+
+
+gymnasium.register("MyPole-v0", "my_pole:MyPole", max_episode_steps=20)
+"""
+
 
 def program(arguments: list[str], cwd: Path, *, start_new_session: bool = False, **environment: str) -> subprocess.Popen:
     """Start a program whose output goes to a file: a pipe that nobody reads would stop it."""

@@ -24,10 +24,11 @@ from optuna.storages.journal import JournalFileBackend
 import sb3_ppg
 from sb3_ppg import PPG
 from sb3_ppg.offline import BCQ, load_dataset
+from sb3_ppg.saving.files import package_version
 from sb3_ppg.zoo import launcher
 from sb3_ppg.zoo.hyperparameters import hyperparameter_file
-from tests.helpers import code_blocks, run, run_code
-from tests.zoo.programs import SMALL
+from tests.helpers import ROOT, code_blocks, run, run_code
+from tests.zoo.programs import MY_POLE, SMALL
 
 pytestmark = pytest.mark.slow
 
@@ -55,6 +56,8 @@ def test_train_uses_our_algorithm_and_our_hyperparameters(run_folder):
 def test_report(trained, run_folder):
     """It says the return also where it cannot draw."""
     output = run("report", "--env", "CartPole-v1", "--episodes", "5", cwd=trained)
+    written = f"logs/ppg/CartPole-v1_1/CartPole-v1.zip was written by sb3_ppg {package_version()}\n"
+    assert written in output and written in run("enjoy", "--no-render", "-n", "5", cwd=trained)
     picture = run_folder / "learning_curve.png"
     assert re.search(r"Mean return over 5 episodes: [\d.]+ \+/- [\d.]+, with deterministic actions\n", output)
     assert str(picture.relative_to(trained)) in output and picture.read_bytes().startswith(b"\x89PNG")
@@ -138,6 +141,18 @@ def test_benchmark(trained, tmp_path, monkeypatch, children_in_place):
     rows = [[cell.strip() for cell in line.split("|")] for line in lines if "Pole-v" in line]
     assert sorted(row[1:3] for row in rows) == [["ppg", "CartPole-v1"], ["ppg", "Mine-Pole-v0"], ["ppo", "CartPole-v1"]]
     assert all(float(row[3]) > 5 and row[5] == "2k" for row in rows)  # trained with -n 2000
+
+
+def test_videos_and_benchmarks_of_an_environment_of_ones_own(tmp_path, monkeypatch):
+    """The processes that these scripts start know it, too."""
+    (tmp_path / "my_pole.py").write_text(MY_POLE)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    which = ("--env", "MyPole-v0", "--gym-packages", "my_pole")
+    run("train", *which, "-n", "64", "--eval-freq", "-1", *SMALL, cwd=tmp_path)
+    run("record_training", *which, "-n", "5", cwd=tmp_path)
+    assert n_frames(tmp_path / "logs/ppg/MyPole-v0_1/videos/training.mp4") == 6
+    output = run("benchmark", "--no-hub", "-n", "30", "--gym-packages", "my_pole", cwd=tmp_path)
+    assert "Error during evaluation" not in output and "MyPole-v0" in (tmp_path / "benchmark.md").read_text()
 
 
 # ---- plots ----

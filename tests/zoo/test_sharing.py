@@ -32,7 +32,7 @@ from tests.hub.small_models import honest, nested, small_model, write
 from tests.hub.test_attack import changed_json
 from tests.hub.watch import watched
 from tests.hub_server import Repository
-from tests.zoo.programs import SMALL
+from tests.zoo.programs import MY_POLE, SMALL
 
 pytestmark = pytest.mark.slow
 EMPTY_ZIP = b"PK\x05\x06" + bytes(18)
@@ -153,6 +153,16 @@ def test_share_a_run_of_a_variant_and_fetch_it(hub_server, folder, algo, env_id)
     assert f"use --algo {algo}" in run(*other, fails=True)
 
 
+def test_the_card_of_an_environment_of_ones_own_says_which_module_registers_it(hub_server, folder):
+    (folder / "my_pole.py").write_text(MY_POLE)
+    which = ("--env", "MyPole-v0", "--gym-packages", "my_pole")
+    run("train", *which, "-n", "64", "--eval-freq", "-1", *SMALL)
+    run("push_to_hub", *which, "-orga", "me", "--episodes", "2", "--no-render")
+    card = hub_server.files("me/ppg-MyPole-v0")["README.md"].decode()
+    fetch, (snippet,) = follow(card, "-n", "20")
+    assert fetch[-4:] == ["--gym-packages", "my_pole", "-f", "logs"] and "import my_pole  # registers" in snippet
+
+
 def test_no_run_is_overwritten_unasked(hub_server, folder):
     """Without an experiment folder, no other run is touched."""
     share(folder)
@@ -184,7 +194,7 @@ def test_no_run_is_overwritten_unasked(hub_server, folder):
         ({"env_kwargs": {"size": [[1]]}}, "--allow size"),
         ({"env_kwargs": {"size": [1] * 9}}, "--allow size"),
         ({"env_kwargs": "dict()"}, r"\$\.env_kwargs"),
-        ({"env_kwargs": {"a": nested(12)}}, r"\$\.env_kwargs"),
+        ({"env_kwargs": {"a": nested(20)}}, r"\$\.env_kwargs"),
         ({"env_kwargs": {"a": "x" * 2**14}}, "is larger than"),
         ({"env_id": "Pendulum-v1"}, "was trained on 'Pendulum-v1', not on 'CartPole-v1'"),
         ({"unknown": 1}, "unknown field `unknown`"),
@@ -310,7 +320,8 @@ def test_a_file_that_is_replaced_while_it_is_read_is_read_whole(tmp_path):
 
 def test_the_commands(tmp_path):
     """An agent is unpacked as a training like others, here in a folder of one's own."""
-    assert "Mean reward: 500" in run("enjoy", "--env", "CartPole-v1", "--pretrained", "--no-render", "-n", "600", cwd=tmp_path)
+    printed = run("enjoy", "--env", "CartPole-v1", "--pretrained", "--no-render", "-n", "600", cwd=tmp_path)
+    assert "Mean reward: 500" in printed and "The shared model was written by sb3_ppg 0.1.0\n" in printed
     assert "Mean return over 2 episodes: 500.0" in run("report", "--pretrained", "--episodes", "2", cwd=tmp_path)
     unpacked = tmp_path / "logs" / "pretrained" / "ppg" / "CartPole-v1_1"
     assert (unpacked / "learning_curve.png").exists() and (unpacked / "evaluations.npz").exists()
