@@ -26,7 +26,14 @@ from stable_baselines3.common.vec_env import VecEnv
 from typing_extensions import override
 
 from sb3_ppg.actions import flat_space
-from sb3_ppg.arguments import ATTRIBUTES, arguments_explained, made_from
+from sb3_ppg.arguments import (
+    ATTRIBUTES,
+    arguments_explained,
+    check_value,
+    made_from,
+    type_errors_explained,
+    unchanged_if_refused,
+)
 from sb3_ppg.arrays import parameters_of
 from sb3_ppg.buffers.aux_buffer import AuxBuffer
 from sb3_ppg.buffers.replay import RolloutReplay
@@ -83,19 +90,21 @@ class PhasicAlgorithm(PhasicInterface):
             buffer_class = with_vector_rewards(buffer_class)
             buffer_kwargs = buffer_kwargs | dict(n_components=n_components, reward_weights=self.reward_weights)
             policy_kwargs = policy_kwargs | dict(n_reward_components=n_components)
-        self.rollout_buffer = buffer_class(
-            self.n_steps,
-            self.observation_space,
-            flat_space(self.action_space),
-            device=self.device,
-            gamma=self.gamma,
-            gae_lambda=self.gae_lambda,
-            n_envs=self.n_envs,
-            **buffer_kwargs,
-        )
+        with type_errors_explained(buffer_class, buffer_kwargs):
+            self.rollout_buffer = buffer_class(
+                self.n_steps,
+                self.observation_space,
+                flat_space(self.action_space),
+                device=self.device,
+                gamma=self.gamma,
+                gae_lambda=self.gae_lambda,
+                n_envs=self.n_envs,
+                **buffer_kwargs,
+            )
         policy: Any = self.policy_class
         spaces_ = (self.observation_space, self.action_space)
-        self.policy = policy(*spaces_, self.lr_schedule, use_sde=self.use_sde, **policy_kwargs).to(self.device)
+        with type_errors_explained(policy, policy_kwargs):
+            self.policy = policy(*spaces_, self.lr_schedule, use_sde=self.use_sde, **policy_kwargs).to(self.device)
         self._maybe_recommend_cpu()
         self.reward_reader = None if self.n_reward_components is None else RewardReader(self.n_reward_components)
         self.time_limits = TimeLimits()
@@ -228,10 +237,11 @@ class PhasicAlgorithm(PhasicInterface):
         :param coef: new value of ``prior_coef``. None: keep the current one
         :raises ArgumentError: if the agent or the coefficient cannot work
         """
-        self.prior = None if agent is None else Prior(self if agent == SELF else agent, self)
-        self.prior_coef = self.prior_coef if coef is None else coef
+        with unchanged_if_refused(self):
+            self.prior = None if agent is None else Prior(self if agent == SELF else agent, self)
+            self.prior_coef = self.prior_coef if coef is None else coef
+            self.check_arguments()
         self.replay.rollouts = []  # which have another prior
-        self.check_arguments()
 
     @override
     def _setup_learn(
@@ -271,9 +281,10 @@ class PhasicAlgorithm(PhasicInterface):
 
     @override
     def set_env(self, env: GymEnv, force_reset: bool = True) -> None:
-        super().set_env(env, force_reset)
+        with unchanged_if_refused(self):
+            super().set_env(env, force_reset)
+            self._tell_weights()
         store_floats(self.rollout_buffer, self.env)
-        self._tell_weights()
 
     def _tell_weights(self) -> None:
         if self.env is not None and isinstance(self.reward_weights, list):
@@ -285,6 +296,7 @@ class PhasicAlgorithm(PhasicInterface):
         Seed as in SB3. Several processes share one seed: their environments are numbered consecutively, their initial weights
         are the same, and each draws from its own random generators once it learns.
         """
+        check_value("seed", seed)  # before Python's generator is seeded, which takes any number
         super().set_random_seed(seed)
         if self.env is not None and rank() > 0:
             first = getattr(innermost(self.env), "_seeds", [None])[0] if seed is None else seed  # None: that of `make_vec_env`
