@@ -19,18 +19,6 @@ from sb3_ppg.saving.checkpoints import PhasicCheckpointCallback, aux_buffer_path
 
 __version__ = version("sb3-ppg")
 
-
-def __getattr__(name: str) -> Any:
-    """Say where the classes of policies are, if one is imported by another name."""
-    if name.endswith("Policy"):
-        classes = [cls for algorithm in (PPG, RecurrentPPG, MaskablePPG) for cls in algorithm.policy_aliases.values()]
-        there = ", ".join(f"{cls.__module__}.{cls.__name__}" for cls in classes)
-        raise ImportError(
-            f"sb3_ppg has no {name}: `policy` takes a name, such as 'MlpPolicy', or a class derived from {there}"
-        )
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
 __all__ = [
     "PPG",
     "ArgumentError",
@@ -57,3 +45,14 @@ __all__ = [
     "latest_checkpoint",
     "process_group",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Say where the classes of policies are, if one is imported by another name."""
+    if name.endswith("Policy"):
+        classes = [cls for algorithm in (PPG, RecurrentPPG, MaskablePPG) for cls in algorithm.policy_aliases.values()]
+        there = ", ".join(f"{cls.__module__}.{cls.__name__}" for cls in classes)
+        raise ImportError(
+            f"sb3_ppg has no {name}: `policy` takes a name, such as 'MlpPolicy', or a class derived from {there}"
+        )
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -99,9 +99,10 @@ def optional(rule: Rule, meaning: str = "to do without") -> Rule:
 def is_net_arch(value: Any) -> bool:
     """Return whether a value describes layers: sizes, those of each network or, as in SB3 before 1.8, a list with these."""
     value = value[0] if isinstance(value, list) and value and isinstance(value[0], dict) else value
-    if isinstance(value, dict):  # other keys SB3 would leave out without a word
-        return value.keys() <= {"pi", "vf"} and all(map(is_net_arch, value.values()))
-    return isinstance(value, (list, tuple)) and all(map(is_count, value))
+    by_name = value if isinstance(value, dict) else {"pi": value}  # SB3 would leave out other keys without a word
+    return by_name.keys() <= {"pi", "vf"} and all(
+        isinstance(sizes, (list, tuple)) and all(map(is_count, sizes)) for sizes in by_name.values()
+    )
 
 
 FLAG = Rule(lambda value: isinstance(value, (bool, np.bool_)), "use True or False")
@@ -205,18 +206,6 @@ def check_values(**values: Any) -> None:
         check_value(argument, value)
 
 
-@contextmanager
-def unchanged_if_refused(model: Any) -> Iterator[None]:
-    """Give a model the attributes that it had before the block if this raises an error."""
-    before = {**vars(model)}
-    try:
-        yield
-    except Exception:
-        vars(model).clear()
-        vars(model).update(before)
-        raise
-
-
 # ---- arguments of algorithms ----
 
 
@@ -237,10 +226,7 @@ def arguments_explained(function: Function) -> Function:
 
 
 def argument_names(cls: type, method: str = "__init__", without: str = "stable_baselines3") -> list[str]:
-    """
-    Return the names of a method's arguments in a class, including those that it passes on as ``**kwargs`` to a base class, but
-    not to one of the package ``without``: SB3's algorithms have arguments that users do not give.
-    """
+    """Return the names of a method's arguments in a class and its bases, except those of the package ``without``."""
     parameters = [
         parameter
         for ancestor in cls.__mro__

@@ -26,14 +26,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from typing_extensions import override
 
 from sb3_ppg.actions import flat_space
-from sb3_ppg.arguments import (
-    ATTRIBUTES,
-    arguments_explained,
-    check_value,
-    made_from,
-    type_errors_explained,
-    unchanged_if_refused,
-)
+from sb3_ppg.arguments import ATTRIBUTES, arguments_explained, check_value, made_from, type_errors_explained
 from sb3_ppg.arrays import parameters_of
 from sb3_ppg.buffers.aux_buffer import AuxBuffer
 from sb3_ppg.buffers.replay import RolloutReplay
@@ -237,10 +230,14 @@ class PhasicAlgorithm(PhasicInterface):
         :param coef: new value of ``prior_coef``. None: keep the current one
         :raises ArgumentError: if the agent or the coefficient cannot work
         """
-        with unchanged_if_refused(self):
-            self.prior = None if agent is None else Prior(self if agent == SELF else agent, self)
-            self.prior_coef = self.prior_coef if coef is None else coef
+        before = self.prior, self.prior_coef
+        self.prior = None if agent is None else Prior(self if agent == SELF else agent, self)
+        self.prior_coef = self.prior_coef if coef is None else coef
+        try:
             self.check_arguments()
+        except Exception:
+            self.prior, self.prior_coef = before
+            raise
         self.replay.rollouts = []  # which have another prior
 
     @override
@@ -281,10 +278,9 @@ class PhasicAlgorithm(PhasicInterface):
 
     @override
     def set_env(self, env: GymEnv, force_reset: bool = True) -> None:
-        with unchanged_if_refused(self):
-            super().set_env(env, force_reset)
-            self._tell_weights()
+        super().set_env(env, force_reset)
         store_floats(self.rollout_buffer, self.env)
+        self._tell_weights()
 
     def _tell_weights(self) -> None:
         if self.env is not None and isinstance(self.reward_weights, list):

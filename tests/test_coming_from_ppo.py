@@ -316,7 +316,7 @@ def test_the_plain_policy_classes_of_ppo_mean_ours(tmp_path, algorithm, number):
 
 
 def test_the_page_says_how_ppgs_models_count_as_ppos():
-    """In a process of its own, which the line changes for good."""
+    """Run in another process, because the line changes a process for good."""
     program = """if True:
         from stable_baselines3 import PPO
         from sb3_ppg import PPG, RecurrentPPG
