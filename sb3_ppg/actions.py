@@ -33,7 +33,7 @@ from torch import nn
 from torch.nn import functional as F
 from typing_extensions import override
 
-from sb3_ppg.errors import ArgumentError
+from sb3_ppg.errors import ArgumentError, raised_as
 from sb3_ppg.losses import check_same_shape
 
 NESTED = (spaces.Dict, spaces.Tuple)
@@ -138,20 +138,23 @@ class Actions:
         return self.for_environments(actions.cpu()).numpy()
 
     def check_conversion(self, distribution: Distribution) -> None:
-        """Raise an ``ArgumentError`` if ``for_environments`` does not undo ``from_environments``."""
+        """Raise an ``ArgumentError`` if ``for_environments`` does not undo ``from_environments``, or one of them fails."""
         low, high = bounds(self.space)
         low = np.where(np.isfinite(low), low, np.minimum(high, 1.0) - 2.0) + np.zeros(self.space.shape)
         high = np.where(np.isfinite(high), high, low + 2.0)
         examples = low + np.array([0.0, 0.3, 0.5, 1.0]).reshape(-1, *[1] * low.ndim) * (high - low)
         actions = th.as_tensor(examples, device="cpu").to(dtype_of(self.space))
         examples = actions.numpy().astype(np.float64)  # in the precision of the space
-        again = self.for_environments(self.from_environments(actions)).numpy().astype(np.float64)
+        problem = f"`distribution_class`={type(distribution).__name__} cannot work: {type(self).__name__}.for_environments"
+        with raised_as(ArgumentError, f"{problem} and from_environments, which take and return tensors on the CPU, fail"):
+            converted = self.for_environments(self.from_environments(actions))
+            check_same_shape(actions=actions, converted=converted)
+            again = converted.numpy().astype(np.float64)
         error = np.abs(again - examples) / (1 + np.abs(examples).max(axis=0))
         if not (error <= 1e-5).all():
             worst = error.argmax()
             raise ArgumentError(
-                f"`distribution_class`={type(distribution).__name__} cannot work: {type(self).__name__}.for_environments("
-                f"from_environments(a)) is {again.flat[worst]:.4g} for a={examples.flat[worst]:.4g}; override both "
+                f"{problem}(from_environments(a)) is {again.flat[worst]:.4g} for a={examples.flat[worst]:.4g}; override both "
                 "methods so that one is the inverse of the other"
             )
 

@@ -2,7 +2,9 @@
 
 import inspect
 import math
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import wraps
 from types import SimpleNamespace
 from typing import Any, NamedTuple, TypeVar, cast
@@ -94,7 +96,20 @@ def optional(rule: Rule, meaning: str = "to do without") -> Rule:
     return Rule(lambda value: value is None or rule.is_allowed(value), f"{rule.remedy}, or None {meaning}".rstrip())
 
 
+def is_net_arch(value: Any) -> bool:
+    """Return whether a value describes layers: sizes, those of each network or, as in SB3 before 1.8, a list with these."""
+    value = value[0] if isinstance(value, list) and value and isinstance(value[0], dict) else value
+    by_name = value if isinstance(value, dict) else {"pi": value}  # SB3 would leave out other keys without a word
+    return by_name.keys() <= {"pi", "vf"} and all(
+        isinstance(sizes, (list, tuple)) and all(map(is_count, sizes)) for sizes in by_name.values()
+    )
+
+
 FLAG = Rule(lambda value: isinstance(value, (bool, np.bool_)), "use True or False")
+DICT = Rule(lambda value: isinstance(value, dict), "use a dictionary")
+CLASS = Rule(
+    lambda value: callable(value) and not isinstance(value, th.nn.Module), "use a class, not its name and not an object of it"
+)
 FINITE = Rule(is_number, "use a finite number")
 BELOW_ONE = Rule(lambda value: is_number(value) and 0 <= value < 1, "use a number from 0 to below 1")
 RULES: dict[str, Rule] = {
@@ -144,8 +159,22 @@ RULES: dict[str, Rule] = {
     ),
     **dict.fromkeys(
         ("objective_kwargs", "replay_kwargs", "aux_buffer_kwargs", "rollout_buffer_kwargs", "policy_kwargs"),
-        optional(Rule(lambda value: isinstance(value, dict), "use a dictionary"), ""),
+        optional(DICT, ""),
     ),
+    # Policies
+    "net_arch": optional(
+        Rule(is_net_arch, "use a list of integers of at least 1, or a dictionary of such lists; its keys are 'pi' and 'vf'"),
+        "for the default",
+    ),
+    **dict.fromkeys(("activation_fn", "features_extractor_class", "optimizer_class"), CLASS),
+    "distribution_class": optional(CLASS, "for that of the action space"),
+    **dict.fromkeys(("normalize_images", "detach_value_in_aux_phase"), FLAG),
+    # SB3's policies, when saved, have None where an argument has no meaning
+    **dict.fromkeys(("squash_output", "full_std", "use_expln", "ortho_init"), optional(FLAG, "for the default")),
+    **dict.fromkeys(("share_features_extractor", "shared_lstm", "enable_critic_lstm"), optional(FLAG, "for the default")),
+    **dict.fromkeys(("features_extractor_kwargs", "optimizer_kwargs", "lstm_kwargs"), optional(DICT, "")),
+    "log_std_init": FINITE,
+    **dict.fromkeys(("lstm_hidden_size", "n_lstm_layers"), count()),
     # Play
     "epsilon": number(0, 1),
     "temperature": number(0, exclusive=True),
@@ -196,12 +225,12 @@ def arguments_explained(function: Function) -> Function:
     return cast(Function, explaining)
 
 
-def argument_names(cls: type, method: str = "__init__") -> list[str]:
-    """Return the names of a method's arguments in PPG or a subclass, including those that it passes on as ``**kwargs``."""
+def argument_names(cls: type, method: str = "__init__", without: str = "stable_baselines3") -> list[str]:
+    """Return the names of a method's arguments in a class and its bases, except those of the package ``without``."""
     parameters = [
         parameter
         for ancestor in cls.__mro__
-        if method in vars(ancestor) and ancestor.__module__.split(".")[0] not in ("stable_baselines3", "builtins")
+        if method in vars(ancestor) and ancestor.__module__.split(".")[0] not in (without, "builtins")
         for parameter in inspect.signature(vars(ancestor)[method]).parameters.values()
     ]
     variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -241,7 +270,24 @@ def require(model: Any, condition: bool, argument: str, remedy: str) -> None:
 
 def made_from(kwargs: dict[str, Any] | None, make: Callable[..., Any], *args: Any) -> Any:
     """Make an object from the value of an argument that holds keyword arguments, such as ``replay_kwargs``."""
-    return make(*args, **{name: without_numpy(value) for name, value in (kwargs or {}).items()})
+    given = {name: without_numpy(value) for name, value in (kwargs or {}).items()}
+    with type_errors_explained(make, given):
+        return make(*args, **given)
+
+
+@contextmanager
+def type_errors_explained(cls: Any, given: dict[str, Any]) -> Iterator[None]:
+    """Raise an ``ArgumentError`` for a ``TypeError`` of a class with a user's arguments; suggest a name for an unknown one."""
+    try:
+        yield
+    except TypeError as error:
+        if not given:
+            raise
+        found = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+        if found and (name := found[1]) in given:
+            there = nearest(name, argument_names(cls, without=""))
+            raise ArgumentError(f"`{name}`={given[name]!r} cannot work: {cls.__name__} has no such argument{there}") from error
+        raise ArgumentError(f"{cls.__name__} cannot be made with {given}: {error}") from error
 
 
 def warn_of_missing_gpu(asked: th.device | str, device: th.device) -> None:

@@ -26,7 +26,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from typing_extensions import override
 
 from sb3_ppg.actions import flat_space
-from sb3_ppg.arguments import ATTRIBUTES, arguments_explained, made_from
+from sb3_ppg.arguments import ATTRIBUTES, arguments_explained, check_value, made_from, type_errors_explained
 from sb3_ppg.arrays import parameters_of
 from sb3_ppg.buffers.aux_buffer import AuxBuffer
 from sb3_ppg.buffers.replay import RolloutReplay
@@ -83,19 +83,21 @@ class PhasicAlgorithm(PhasicInterface):
             buffer_class = with_vector_rewards(buffer_class)
             buffer_kwargs = buffer_kwargs | dict(n_components=n_components, reward_weights=self.reward_weights)
             policy_kwargs = policy_kwargs | dict(n_reward_components=n_components)
-        self.rollout_buffer = buffer_class(
-            self.n_steps,
-            self.observation_space,
-            flat_space(self.action_space),
-            device=self.device,
-            gamma=self.gamma,
-            gae_lambda=self.gae_lambda,
-            n_envs=self.n_envs,
-            **buffer_kwargs,
-        )
+        with type_errors_explained(buffer_class, buffer_kwargs):
+            self.rollout_buffer = buffer_class(
+                self.n_steps,
+                self.observation_space,
+                flat_space(self.action_space),
+                device=self.device,
+                gamma=self.gamma,
+                gae_lambda=self.gae_lambda,
+                n_envs=self.n_envs,
+                **buffer_kwargs,
+            )
         policy: Any = self.policy_class
         spaces_ = (self.observation_space, self.action_space)
-        self.policy = policy(*spaces_, self.lr_schedule, use_sde=self.use_sde, **policy_kwargs).to(self.device)
+        with type_errors_explained(policy, policy_kwargs):
+            self.policy = policy(*spaces_, self.lr_schedule, use_sde=self.use_sde, **policy_kwargs).to(self.device)
         self._maybe_recommend_cpu()
         self.reward_reader = None if self.n_reward_components is None else RewardReader(self.n_reward_components)
         self.time_limits = TimeLimits()
@@ -228,10 +230,15 @@ class PhasicAlgorithm(PhasicInterface):
         :param coef: new value of ``prior_coef``. None: keep the current one
         :raises ArgumentError: if the agent or the coefficient cannot work
         """
+        before = self.prior, self.prior_coef
         self.prior = None if agent is None else Prior(self if agent == SELF else agent, self)
         self.prior_coef = self.prior_coef if coef is None else coef
+        try:
+            self.check_arguments()
+        except Exception:
+            self.prior, self.prior_coef = before
+            raise
         self.replay.rollouts = []  # which have another prior
-        self.check_arguments()
 
     @override
     def _setup_learn(
@@ -285,6 +292,7 @@ class PhasicAlgorithm(PhasicInterface):
         Seed as in SB3. Several processes share one seed: their environments are numbered consecutively, their initial weights
         are the same, and each draws from its own random generators once it learns.
         """
+        check_value("seed", seed)  # before Python's generator is seeded, which takes any number
         super().set_random_seed(seed)
         if self.env is not None and rank() > 0:
             first = getattr(innermost(self.env), "_seeds", [None])[0] if seed is None else seed  # None: that of `make_vec_env`

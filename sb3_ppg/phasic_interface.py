@@ -8,6 +8,8 @@ from typing import Any, ClassVar, Literal
 import torch as th
 from gymnasium import spaces
 from gymnasium.vector import VectorEnv
+from sb3_contrib import MaskablePPO, RecurrentPPO
+from stable_baselines3 import PPO
 from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.policies import BasePolicy
@@ -16,7 +18,7 @@ from stable_baselines3.common.utils import FloatSchedule, obs_as_tensor
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_ppg.actions import NESTED
-from sb3_ppg.arguments import arguments_explained, check_value, warn_of_missing_gpu
+from sb3_ppg.arguments import arguments_explained, warn_of_missing_gpu
 from sb3_ppg.buffers.aux_buffer import AuxBuffer
 from sb3_ppg.buffers.replay import RolloutReplay
 from sb3_ppg.buffers.rollouts import POLICY_KEYS, Rollout, RolloutEnd, smallest_observations
@@ -29,6 +31,8 @@ from sb3_ppg.optim.compiled import CompiledTraining
 from sb3_ppg.optim.micro_batches import fitting_micro_batch_size
 from sb3_ppg.policies import CnnPolicy, MixedPrecision, MlpPolicy, MultiInputPolicy, PhasicActorCriticPolicy
 
+# Algorithms whose plain policy classes mean the names of ours, by the algorithm of ours
+COUNTERPARTS: dict[str, Any] = {"PPG": PPO, "RecurrentPPG": RecurrentPPO, "MaskablePPG": MaskablePPO}
 # Attributes that count how far a run has come
 COUNTERS = ("num_timesteps", "_n_updates", "_n_rollouts", "_n_aux_phases")
 
@@ -134,8 +138,7 @@ class PhasicInterface(OnPolicyAlgorithm):
         prior_coef: float | Schedule | dict[str, Any] | Sequence[Any] = 0.2,
         n_value_warmup: int = 0,
     ):
-        _check_policy_class(policy, type(self))
-        check_value("seed", seed)
+        policy = _known_policy(policy, type(self))
         super().__init__(
             policy,
             env,  # type: ignore[arg-type]
@@ -348,13 +351,17 @@ class PhasicInterface(OnPolicyAlgorithm):
         return CompiledTraining()
 
 
-def _check_policy_class(policy: Any, algorithm: type[PhasicInterface]) -> None:
-    """Refuse a policy that is neither a known name nor a class for this algorithm."""
-    names, base = ", ".join(map(repr, algorithm.policy_aliases)), next(iter(algorithm.policy_aliases.values()))
+def _known_policy(policy: Any, algorithm: type[PhasicInterface]) -> Any:
+    """Return a policy's name, also for a plain class of SB3 or sb3-contrib, or a class for this algorithm; refuse others."""
+    aliases = algorithm.policy_aliases
+    base: Any = next(iter(aliases.values()))
+    plain = COUNTERPARTS[base.algorithm].policy_aliases
+    policy = next((name for name, cls in plain.items() if cls is policy), policy)
     is_class = isinstance(policy, type) and issubclass(policy, base)
     is_for_it = is_class and policy.algorithm in [cls.__name__ for cls in algorithm.__mro__]
-    if not is_for_it and policy not in [*algorithm.policy_aliases]:
-        given = getattr(policy, "__name__", repr(policy))
-        remedy = f"use one of {names}, or derive your class from {base.__module__}.{base.__name__}"
+    if not is_for_it and policy not in [*aliases]:
+        given, classes = getattr(policy, "__name__", repr(policy)), ", ".join(cls.__name__ for cls in aliases.values())
+        remedy = f"use one of {', '.join(map(repr, aliases))}, or derive your class from one of {classes} in {base.__module__}"
         lstm = "LSTM policies are for sb3_ppg.RecurrentPPG"
         raise ArgumentError(f"`policy`={given} is not for {algorithm.__name__}: {remedy}. {lstm}")
+    return policy

@@ -2,6 +2,9 @@
 
 import copy
 import pickle
+import random
+import subprocess
+import sys
 from functools import partial
 from types import SimpleNamespace
 
@@ -11,13 +14,15 @@ import pytest
 import torch as th
 from gymnasium import spaces
 from gymnasium.wrappers import TransformObservation
+from sb3_contrib import MaskablePPO, RecurrentPPO
+from stable_baselines3 import PPO
 from stable_baselines3.common.callbacks import BaseCallback, StopTrainingOnMaxEpisodes
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, FlattenExtractor
 from stable_baselines3.common.utils import obs_as_tensor
 from stable_baselines3.common.vec_env import VecEnvWrapper, VecFrameStack, VecNormalize
 
-from sb3_ppg import PPG, ArgumentError, MaskablePPG, MlpPolicy, PhasicCallback, PhasicCheckpointCallback, RecurrentPPG
+from sb3_ppg import PPG, ArgumentError, MaskablePPG, MlpPolicy, PhasicCallback, PhasicCheckpointCallback, RecurrentPPG, hub
 from sb3_ppg.buffers.rollouts import RolloutEnd
 from sb3_ppg.errors import NonFiniteEnvironmentError
 from sb3_ppg.family import with_preset
@@ -29,6 +34,7 @@ from tests.helpers import (
     MaskedEnv,
     RandomEnv,
     changed,
+    image_space,
     learn_and_log,
     make_kind,
     names_of,
@@ -290,6 +296,65 @@ def test_the_policy_of_the_page_masks_actions_by_the_observation_in_both_phases(
     obs = dict(obs=th.zeros(1, 3), mask=th.tensor([[1, 0, 0, 1]]))
     probabilities = model.policy.evaluate_auxiliary(obs).distribution.distribution.probs
     assert probabilities[0, [1, 2]].sum() == 0 and probabilities.sum().item() == pytest.approx(1)
+
+
+@pytest.mark.parametrize("algorithm", [PPG, RecurrentPPG, MaskablePPG])
+@pytest.mark.parametrize("number", range(3), ids=["vectors", "images", "Dict"])
+def test_the_plain_policy_classes_of_ppo_mean_ours(tmp_path, algorithm, number):
+    ppo = {PPG: PPO, RecurrentPPG: RecurrentPPO, MaskablePPG: MaskablePPO}[algorithm]
+    name, plain = [*ppo.policy_aliases.items()][number]
+    space = [VECTOR, image_space(36, 36, 1), spaces.Dict(a=VECTOR)][number]
+    model, by_name = (algorithm(policy, RandomEnv(space, spaces.Discrete(3)), **SMALL) for policy in (plain, name))
+    assert not changed(model, by_name) and model.policy_class is algorithm.policy_aliases[name]
+    model.save(tmp_path / "model")
+    hub.save_pretrained(model, tmp_path / "shared")
+    for loaded in (algorithm.load(tmp_path / "model"), hub.from_pretrained(tmp_path / "shared")):
+        assert loaded.policy_class is model.policy_class and not changed(model, loaded)
+    for other in {PPO, RecurrentPPO, MaskablePPO} - {ppo}:
+        with pytest.raises(ArgumentError, match=f"is not for {algorithm.__name__}"):
+            algorithm([*other.policy_aliases.values()][number], RandomEnv(space, spaces.Discrete(3)), **SMALL)
+
+
+def test_the_page_says_how_ppgs_models_count_as_ppos():
+    """Run in another process, because the line changes a process for good."""
+    program = """if True:
+        from stable_baselines3 import PPO
+        from sb3_ppg import PPG, RecurrentPPG
+        assert not issubclass(PPG, PPO)
+        PPO.register(PPG)
+        assert isinstance(PPG("MlpPolicy", "CartPole-v1"), PPO) and issubclass(RecurrentPPG, PPO)
+    """
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+REFUSED = {
+    "set_prior": lambda model, other: model.set_prior("self", -1.0),
+    "set_prior without an agent": lambda model, other: model.set_prior(None, "0.2"),
+    "set_prior of another kind": lambda model, other: model.set_prior(other),
+    "set_env": lambda model, other: model.set_env(other.env),
+    "set_parameters": lambda model, other: model.set_parameters(other.get_parameters()),
+    "set_random_seed": lambda model, other: model.set_random_seed(-1),
+    "warm_start": lambda model, other: model.warm_start({}),
+    "load_aux_buffer": lambda model, other: model.load_aux_buffer("no/such/file"),
+    "predict": lambda model, other: model.predict(np.zeros(4), epsilon=2.0),
+}
+
+
+@pytest.mark.parametrize("call", REFUSED.values(), ids=REFUSED)
+def test_a_refused_call_leaves_the_model_and_the_generators_as_they_were(call):
+    def generators():
+        return random.getstate(), np.random.get_state()[1].tolist(), th.get_rng_state().tolist()
+
+    other, expected = make(RandomEnv(VECTOR, spaces.Discrete(5))), make().learn(32)
+    expected.set_random_seed(0)
+    expected.learn(64)
+    model = make().learn(32)
+    model.set_random_seed(0)
+    before = generators()
+    with pytest.raises((ValueError, RuntimeError, FileNotFoundError)):
+        call(model, other)
+    assert generators() == before
+    assert not changed(model.learn(64), expected) and model.prior is None
 
 
 class ActsOtherwise(MlpPolicy):

@@ -11,14 +11,15 @@ import torch as th
 from gymnasium import spaces
 from gymnasium.envs.classic_control import CartPoleEnv
 from gymnasium.wrappers import TransformReward
+from sb3_contrib.common.maskable.policies import MaskableActorCriticPolicy
 from stable_baselines3 import PPO
 from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.env_util import make_vec_env
-from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.utils import LinearSchedule
 
 from sb3_ppg import PPG, ArgumentError, MaskablePPG, PhasicCallback, RecurrentPPG
 from sb3_ppg.errors import ADVISED, NonFiniteActionError, NonFiniteLossError
+from sb3_ppg.family import with_preset
 from sb3_ppg.objectives import Objective
 from tests.helpers import (
     ROOT,
@@ -311,17 +312,44 @@ CONTRADICTORY_NETWORKS = [
     (dict(architecture="shared", share_features_extractor=False), "share_features_extractor.*'shared'.*dual"),
     (dict(architecture="detached", net_arch=dict(pi=[8], vf=[9])), "net_arch.*'detached'.*dual"),
 ]
+# Values from YAML files, and unknown names
+BAD_POLICY_KWARGS = [
+    ({name: value}, f"{name}`={re.escape(repr(value))} cannot work: use")
+    for name, value in (
+        ("net_arch", "[64, 64]"),
+        ("net_arch", [64.0]),
+        ("activation_fn", "nn.ELU"),
+        ("log_std_init", "-2"),
+        ("ortho_init", "False"),
+        ("optimizer_class", "Adam"),
+        ("optimizer_kwargs", "dict(eps=1e-5)"),
+        ("features_extractor_class", "NatureCNN"),
+        ("share_features_extractor", "True"),
+    )
+]
+BAD_POLICY_KWARGS += [
+    (dict(net_archs=[64]), r"net_archs`=\[64\] cannot work: PhasicActorCriticPolicy has no such argument; nearest: net_arch"),
+]
 BATCH_NORM = dict(features_extractor_class=BatchNormExtractor)
+DDCPG = with_preset("ddcpg", {})
 AVERAGED = dict(objective="ewma", objective_kwargs=dict(advantage_decay=0.5))
 BAD_ARGUMENTS = [({name: value}, name) for name, values in BAD_VALUES.items() for value in values]
-BAD_ARGUMENTS += [(dict(policy_kwargs=kwargs), message) for kwargs, message in CONTRADICTORY_NETWORKS]
+BAD_ARGUMENTS += [(dict(policy_kwargs=kwargs), message) for kwargs, message in CONTRADICTORY_NETWORKS + BAD_POLICY_KWARGS]
 BAD_ARGUMENTS += [
+    (dict(objective_kwargs=dict(dual_clp=3)), "dual_clp`=3 cannot work: Objective has no such argument; nearest: dual_clip"),
+    (dict(replay_kwargs=dict(policy_rollout=2)), "policy_rollout`=2 cannot work: .* nearest: policy_rollouts"),
+    (dict(rollout_buffer_kwargs=dict(window=2)), "window`=2 cannot work: RolloutBuffer has no such argument"),
+    (DDCPG | dict(n_steps=1, normalize_advantage=False), "n_steps`=1 cannot work: DynamicsObjective draws other samples"),
+    (
+        DDCPG | dict(env=RandomEnv(VECTOR, spaces.Discrete(1))),
+        r"objective`='ddcpg' cannot work with Discrete\(1\).*use 'dcpg'",
+    ),
     (dict(value_learning_rate=1e-3), "value_learning_rate`=0.001 cannot work: both losses share.*n_value_epochs"),
     (dict(micro_batch_size=4, policy_kwargs=BATCH_NORM), "micro_batch_size`=4 cannot work: batch normalization.*None"),
     (dict(recompute_advantages=True, **AVERAGED), "recompute_advantages`=True.* would count a rollout several times"),
     (dict(objective_kwargs=dict(value_clip=0.2), clip_range_vf=0.2), "clip_range_vf`=.* cannot work: `value_clip` of"),
     (dict(normalize_value_targets="always"), 'normalize_value_targets.*use True, False or "running"'),
-    (dict(policy=ActorCriticPolicy), r"policy`=ActorCriticPolicy .*'MlpPolicy'.*derive your class from sb3_ppg\.policies\."),
+    (dict(policy=MaskableActorCriticPolicy), "policy`=MaskableAc.*'MlpPolicy'.*derive your class from .* in sb3_ppg.policies"),
     (dict(policy="MlpLstmPolicy"), r"policy`='MlpLstmPolicy' is not for PPG: .* sb3_ppg\.RecurrentPPG"),
     (dict(env=CartPoleEnv), r"env`=.*`env=Env\(\)`, or `env=make_vec_env\(Env, n_envs=8\)`"),
     (dict(env=[CartPoleEnv()]), r"env`=.*make_vec_env"),
@@ -349,6 +377,11 @@ def test_numpys_numbers_are_pythons():
 def test_arguments_that_cannot_work_are_refused_at_construction(kwargs, message):
     with pytest.raises(ValueError, match=f"`{message}"):
         make(**kwargs)
+
+
+def test_numbers_as_text_in_the_optimizers_arguments_are_shown():
+    with pytest.raises(ArgumentError, match=r"PhasicActorCriticPolicy cannot be made with .*'eps': '1e-5'"):
+        make(policy_kwargs=dict(optimizer_kwargs=dict(eps="1e-5")))
 
 
 @pytest.mark.parametrize("storage", ["memory", "mmap"])

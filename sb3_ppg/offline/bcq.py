@@ -14,7 +14,7 @@ from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Schedul
 from stable_baselines3.common.utils import polyak_update
 from typing_extensions import override
 
-from sb3_ppg.arguments import arguments_explained, check_each_argument, require, warn_of_missing_gpu
+from sb3_ppg.arguments import arguments_explained, check_each_argument, require, type_errors_explained, warn_of_missing_gpu
 from sb3_ppg.arrays import map_arrays
 from sb3_ppg.buffers.rollouts import in_floats
 from sb3_ppg.errors import ArgumentError, NonFiniteLossError
@@ -136,7 +136,8 @@ class BCQ(OffPolicyAlgorithm):
         self.set_random_seed(self.seed)
         policy: Any = self.policy_class
         kwargs = dict(self.policy_kwargs, phi=self.phi, threshold=self.threshold, n_play_samples=self.n_play_samples)
-        self.policy = policy(self.observation_space, self.action_space, self.lr_schedule, **kwargs).to(self.device)
+        with type_errors_explained(policy, self.policy_kwargs):
+            self.policy = policy(self.observation_space, self.action_space, self.lr_schedule, **kwargs).to(self.device)
         if self.dataset is not None:
             self.set_dataset(self.dataset)
 

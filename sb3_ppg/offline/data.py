@@ -142,7 +142,7 @@ class Dataset:
             self._require(keys == set(space), name, f"have the keys {sorted(keys)}, the environment's {sorted(space)}")
             return {key: self._fitted_observations(f"{name}[{key!r}]", value[key], part) for key, part in space.items()}
         self._require(not isinstance(value, dict), name, f"are a dictionary, the environment's are {space}")
-        if is_image_space(space) and value.shape[1:] == (*space.shape[1:], space.shape[0]):
+        if is_image_space(space) and value.shape[1:] == (*space.shape[1:], space.shape[0]) != space.shape:
             value = np.moveaxis(value, -1, 1)
         return self._fitted(name, value, space, is_bounded=np.issubdtype(space.dtype, np.integer))
 
@@ -204,6 +204,9 @@ def load_dataset(source: Any) -> Dataset:
         case Dataset():
             return source
         case Mapping():
+            if not {*COLUMNS} <= {*source} <= {*COLUMNS, "source"}:
+                names = f"{', '.join(COLUMNS)} (D4RL's terminals and timeouts are our terminations and truncations)"
+                raise ArgumentError(f"`dataset` has the arrays {', '.join(map(str, source))}, which cannot work: use {names}")
             return Dataset(**source)
         case ReplayBuffer():
             return _from_replay_buffer(source)

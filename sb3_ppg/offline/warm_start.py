@@ -42,6 +42,7 @@ def fit_to_data(model: PhasicInterface, dataset: Any, agent: Any, n_epochs: int,
         actions, fit_std = _by_chunks(lambda part: agent.predict(part, deterministic=True)[0], observations), False
     samples = model.policy.actions.from_environments(th.as_tensor(actions))
     actions = samples.reshape(len(data), -1).float().numpy()
+    only_normalizer(model.env)  # refuses several, before they change
     fit_normalizers(model.env, data, is_trained=model.num_timesteps > 0 or len(model.aux_optimizer.state) > 0)
     data = _normalized(model, data)
     if model.ignore_terminations:

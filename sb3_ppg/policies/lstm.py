@@ -15,6 +15,7 @@ from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
 from torch import nn
 from typing_extensions import override
 
+from sb3_ppg.arguments import check_values
 from sb3_ppg.arrays import n_samples, parameters_of
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.policies.mlp import (
@@ -148,6 +149,7 @@ class RecurrentPhasicActorCriticPolicy(PhasicActorCriticPolicy, RecurrentActorCr
         lstm_kwargs: dict[str, Any] | None = None,
         **kwargs: Any,
     ):
+        check_values(shared_lstm=shared_lstm, enable_critic_lstm=enable_critic_lstm, lstm_kwargs=lstm_kwargs)
         architecture = architecture or ("detached" if shared_lstm else "dual")
         one_network = architecture != "dual"
         shared_lstm = one_network if shared_lstm is None else shared_lstm

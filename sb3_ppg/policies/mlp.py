@@ -41,7 +41,7 @@ from sb3_ppg.actions import (
     flat_space,
     with_python_integers,
 )
-from sb3_ppg.arguments import check_value, choice
+from sb3_ppg.arguments import RULES, check_value, check_values, choice
 from sb3_ppg.arrays import map_arrays
 from sb3_ppg.errors import ArgumentError, NonFiniteActionError
 from sb3_ppg.policies.extractors import ImpalaCNN, SharedTrunk, init_normed
@@ -85,8 +85,9 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
     SB3's actor-critic policy with an auxiliary value head, ``aux_value_net``, on the policy network, which only the auxiliary
     phase reads. ``value_net`` is the true value function, for advantages and bootstrapping.
 
-    ``evaluate`` runs the networks; all other methods use its result. A class that overrides one of them but not ``evaluate``
-    is refused, because the losses of both phases would not use it.
+    ``evaluate`` runs the networks; all other methods use its result. A class that overrides ``evaluate_actions``,
+    ``get_distribution`` or ``predict_values``, but not ``evaluate``, is refused, because the losses of both phases would not
+    use it. An own ``forward`` acts in rollouts alone, and is refused there if its log π(a|s) is not that of ``evaluate``.
 
     Arguments that are not listed here are those of SB3's ``ActorCriticPolicy``.
 
@@ -142,9 +143,11 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
         **kwargs: Any,
     ):
         _check_overrides(type(self))
+        check_values(net_arch=net_arch, activation_fn=activation_fn, ortho_init=ortho_init, squash_output=squash_output)
+        check_values(features_extractor_class=features_extractor_class, share_features_extractor=share_features_extractor)
+        check_values(detach_value_in_aux_phase=detach_value_in_aux_phase, distribution_class=distribution_class)
+        check_values(**{name: value for name, value in kwargs.items() if name in RULES})
         _check_architecture(architecture, detach_value_in_aux_phase, share_features_extractor)
-        if isinstance(net_arch, dict) and not net_arch.keys() <= {"pi", "vf"}:  # SB3 would leave the layers out without a word
-            raise ArgumentError(f"`net_arch`={net_arch} cannot work: its keys are 'pi' and 'vf'")
         is_nested = isinstance(action_space, NESTED)
         if distribution_class is not None and is_nested:
             raise ArgumentError(

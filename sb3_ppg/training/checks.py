@@ -62,8 +62,11 @@ def check_arguments(model: PhasicInterface) -> None:
         check_value("prior_coef", coefficient, number(0))
     remedy = "both losses share one optimizer; set `n_value_epochs`, which gives the value function its own, or use None"
     require(model, model.value_learning_rate is None or model.n_value_epochs is not None, "value_learning_rate", remedy)
-    cls, base = model.rollout_buffer_class, model.rollout_buffer_classes[isinstance(model.observation_space, spaces.Dict)]
-    is_class = cls is None or (isinstance(cls, type) and issubclass(cls, base))
+    cls, classes = model.rollout_buffer_class, model.rollout_buffer_classes
+    base = classes[isinstance(model.observation_space, spaces.Dict)]
+    # A class that draws its own samples may keep dictionaries in its own way
+    own: Any = classes[0] if getattr(cls, "_get_samples", None) is not classes[0]._get_samples else base
+    is_class = cls is None or (isinstance(cls, type) and issubclass(cls, (base, own)))
     remedy = f"use a subclass of {base.__module__}.{base.__name__} for these observations, or None"
     require(model, is_class, "rollout_buffer_class", remedy)
     check_vector_rewards(model)
@@ -125,6 +128,11 @@ def check_objective(model: PhasicInterface) -> None:
         require(model, model.reward_weights is None, "reward_weights", f"{remedy}another objective, or None")
         require(model, not model.recompute_advantages, "recompute_advantages", f"{remedy}False")
         require(model, model.replay.capacity == 1, "replay_kwargs", f"{remedy}None")
+    if model.objective.needs_whole_minibatches:
+        require(model, model.n_steps > 1, "n_steps", f"{cls.__name__} draws other samples of a sequence; use at least 2")
+        if isinstance(model.action_space, spaces.Discrete) and model.action_space.n == 1:
+            name = f"`objective`={objective_name(cls)!r}"
+            raise ArgumentError(f"{name} cannot work with {model.action_space}: it draws other actions; use 'dcpg'")
     check_replay(model)
     model.objective.check(model.policy, arguments_of(model))
 

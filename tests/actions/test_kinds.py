@@ -151,3 +151,11 @@ def test_a_kind_that_does_not_convert_back_and_forth_is_refused():
     where = r"`distribution_class`=UnitBeta cannot work: "
     with pytest.raises(ArgumentError, match=where + r"Wrong.for_env.* is 100 for a=10; override both"):
         unit_beta(Wrong)
+    for method in (
+        lambda self, actions: self.space.low + actions * (self.space.high - self.space.low),  # the bounds as arrays
+        lambda self, actions: Wrong.for_environments(self, actions).numpy(),
+        lambda self, actions: Wrong.for_environments(self, actions).flatten(),
+    ):
+        broken = type("Broken", (UnitActions,), dict(for_environments=method))
+        with pytest.raises(ArgumentError, match=where + "Broken.for_env.*take and return tensors on the CPU, fail"):
+            unit_beta(broken)

@@ -8,7 +8,7 @@ import pytest
 import torch as th
 from gymnasium import spaces
 from sb3_contrib.common.maskable.buffers import MaskableRolloutBuffer
-from stable_baselines3.common.buffers import RolloutBuffer
+from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecNormalize
@@ -269,6 +269,36 @@ def test_a_buffer_with_minibatches_of_its_own_trains_the_policy_phase_with_them(
     classes = (RolloutBuffer, Compressed, EveryOther)
     ours, same, fewer = (PPG("MlpPolicy", random_envs(), rollout_buffer_class=cls, **kwargs).learn(3 * 32) for cls in classes)
     assert not changed(ours, same) and changed(ours, fewer)
+
+
+class CompressedDict(RolloutBuffer):
+    """Has dictionaries of observations, and is no ``DictRolloutBuffer``, as in sb3-extra-buffers."""
+
+    def reset(self):
+        self.obs_shape, shapes = (), self.obs_shape
+        super().reset()
+        self.obs_shape, self.kept = shapes, []
+
+    def add(self, obs, *others):
+        self.kept.append({key: array.copy() for key, array in obs.items()})
+        super().add(np.zeros(self.n_envs), *others)
+
+    def _get_samples(self, ids, env=None):
+        keys = self.kept[0]
+        by_env = {key: np.stack([obs[key] for obs in self.kept], axis=1).reshape(-1, *self.obs_shape[key]) for key in keys}
+        observations = {key: self.to_torch(array[ids]) for key, array in by_env.items()}
+        return super()._get_samples(ids, env)._replace(observations=observations)
+
+
+def test_such_a_buffer_may_keep_dictionaries_in_its_own_way():
+    envs = partial(random_envs, spaces.Dict(a=spaces.Box(-1, 1, (3,))))
+    ours, same = (
+        PPG("MultiInputPolicy", envs(), rollout_buffer_class=cls, **OF_BUFFERS | dict(n_aux_epochs=0)).learn(3 * 32)
+        for cls in (DictRolloutBuffer, CompressedDict)
+    )
+    assert not changed(ours, same)
+    with pytest.raises(ArgumentError, match=r"`rollout_buffer_class`=.*DictRolloutBuffer for these observations"):
+        PPG("MultiInputPolicy", envs(), rollout_buffer_class=Own, **OF_BUFFERS)
 
 
 NEEDS_ROLLOUTS = (dict(n_aux_epochs=1), dict(recompute_advantages=True), dict(replay_kwargs=dict(policy_rollouts=2)))

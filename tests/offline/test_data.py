@@ -170,6 +170,12 @@ WRONG = {
     "empty buffer": (ReplayBuffer(5, VECTOR, BOX), FITS, "the replay buffer is empty"),
     "lengths": (arrays(rewards=np.zeros(5)), FITS, r"different lengths: .*'rewards': 5"),
     "reward's shape": (arrays(rewards=np.zeros((6, 1))), FITS, r"`rewards` have shape \(6, 1\)"),
+    "D4RL's names": (
+        {name.replace("terminations", "terminals"): array for name, array in arrays().items()},
+        FITS,
+        "has the arrays .*terminals.*use observations, .*D4RL's terminals and timeouts are our terminations and truncations",
+    ),
+    "a name too many": (arrays(infos=np.zeros(6)), FITS, "has the arrays .*infos, which cannot work"),
     "a number": (3, FITS, r"`dataset`=int cannot work"),
     "Discrete": (arrays(actions=np.array([0, 1, 0, 1, 2, 0])), (VECTOR, TWO), r"lie outside Discrete\(2\) at 4"),
     "half open": (arrays(actions=np.full((6, 1), -5.0)), (VECTOR, HALF_OPEN), r"`actions` lie outside Box.* at 0"),
@@ -197,6 +203,12 @@ def test_images_are_uint8_and_become_channel_first():
     fitted = load_dataset(data).fitted_to(IMAGES, TWO)
     assert fitted.observations.dtype == np.uint8
     np.testing.assert_array_equal(fitted.observations[2], data["observations"][2].transpose(2, 0, 1))
+
+
+def test_images_whose_shape_fits_stay_as_they_are():
+    cubes = np.random.default_rng(0).integers(0, 255, (6, 3, 3, 3), dtype=np.uint8)
+    data, cube = arrays(observations={"a": cubes}, next_observations={"a": cubes}, actions=np.zeros(6)), image_space(3, 3, 3)
+    np.testing.assert_array_equal(load_dataset(data).fitted_to(spaces.Dict(a=cube), TWO).observations["a"], cubes)
 
 
 def test_rounding_of_actions_at_their_bounds_is_no_error():

@@ -309,3 +309,12 @@ def test_parameters_in_one_array():
     other.policy.load_from_vector(vector)
     for ours, theirs in zip(model.policy.parameters(), other.policy.parameters(), strict=True):
         assert th.equal(ours, theirs)
+
+
+def test_a_guessed_name_of_a_policy_is_an_error_that_says_where_the_classes_are():
+    with pytest.raises(
+        ImportError, match=r"no MaskableDictPolicy: .* sb3_ppg\.maskable\.MaskableMultiInputPhasicActorCriticPolicy"
+    ):
+        from sb3_ppg import MaskableDictPolicy  # noqa: F401
+    with pytest.raises(ImportError, match="cannot import name 'Mistake'"):
+        from sb3_ppg import Mistake  # noqa: F401
