@@ -6,6 +6,7 @@ https://arxiv.org/abs/2210.09960. Authors' code: https://github.com/snu-mllab/DC
 from typing import Any, ClassVar
 
 import torch as th
+from gymnasium import spaces
 from stable_baselines3.common.torch_layers import create_mlp
 from torch import nn
 from torch.nn import functional as F
@@ -112,6 +113,9 @@ class DynamicsObjective(DelayedCriticObjective):
             )
         remedy = f"{name} draws other actions and frames from the whole minibatch; use None"
         require(arguments, not isinstance(arguments.micro_batch_size, int), "micro_batch_size", remedy)
+        require(arguments, arguments.n_steps > 1, "n_steps", f"{name} draws other samples of a sequence; use at least 2")
+        if isinstance(policy.action_space, spaces.Discrete) and policy.action_space.n == 1:
+            raise ArgumentError(f"{name} cannot work with {policy.action_space}: it draws other actions; use 'dcpg'")
 
     @override
     def evaluated_losses(

@@ -128,11 +128,6 @@ def check_objective(model: PhasicInterface) -> None:
         require(model, model.reward_weights is None, "reward_weights", f"{remedy}another objective, or None")
         require(model, not model.recompute_advantages, "recompute_advantages", f"{remedy}False")
         require(model, model.replay.capacity == 1, "replay_kwargs", f"{remedy}None")
-    if model.objective.needs_whole_minibatches:
-        require(model, model.n_steps > 1, "n_steps", f"{cls.__name__} draws other samples of a sequence; use at least 2")
-        if isinstance(model.action_space, spaces.Discrete) and model.action_space.n == 1:
-            name = f"`objective`={objective_name(cls)!r}"
-            raise ArgumentError(f"{name} cannot work with {model.action_space}: it draws other actions; use 'dcpg'")
     check_replay(model)
     model.objective.check(model.policy, arguments_of(model))
 
