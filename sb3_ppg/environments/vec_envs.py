@@ -79,20 +79,18 @@ def replace_observations(observations: Any, new: Any, places: Any) -> None:
 # ---- Gymnasium ----
 
 # Modules of Gymnasium's wrappers that keep no state, so that they do not mind if some environments are reset
-STATELESS = [
-    f"gymnasium.wrappers.vector.{name}"
-    for name in (
-        *("vectorize_action", "vectorize_observation", "vectorize_reward", "dict_info_to_list"),
-        *("array_conversion", "jax_to_numpy", "jax_to_torch", "numpy_to_torch"),
-    )
-]
+STATELESS = (
+    *("vectorize_action", "vectorize_observation", "vectorize_reward", "dict_info_to_list"),
+    *("array_conversion", "jax_to_numpy", "jax_to_torch", "numpy_to_torch"),
+)
 SAME_STEP = "autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP"
 
 
 def _possible_state(env: VectorEnv) -> Iterator[str]:
     """Iterate over the names of wrappers that may keep a state for each environment, as ``NormalizeReward`` does."""
     while isinstance(env, VectorWrapper):
-        if type(env).__module__ not in STATELESS:
+        package, _, module = type(env).__module__.rpartition(".")
+        if package != "gymnasium.wrappers.vector" or module not in STATELESS:
             yield type(env).__name__
         env = env.env
 
@@ -102,15 +100,15 @@ class _ToNumPy(VectorWrapper):
 
     @override
     def reset(self, **kwargs: Any) -> Any:
-        return map_arrays(self._converted, self.env.reset(**kwargs))
+        return map_arrays(_copied_to_numpy, self.env.reset(**kwargs))
 
     @override
     def step(self, actions: Any) -> Any:
-        return map_arrays(self._converted, self.env.step(actions))
+        return map_arrays(_copied_to_numpy, self.env.step(actions))
 
-    @staticmethod
-    def _converted(array: Any) -> np.ndarray:
-        return np.array(np.asarray(array))  # one call may give an array that is only for reading
+
+def _copied_to_numpy(array: Any) -> np.ndarray:
+    return np.array(np.asarray(array))  # one call may give an array that is only for reading
 
 
 class GymnasiumVecEnv(EpisodicVecEnv):
@@ -191,6 +189,7 @@ class GymnasiumVecEnv(EpisodicVecEnv):
             infos[index] = self._end_episode(index, last, True)
             del infos[index]["episode"]  # of the one step that resets
             dones[index] = True
+            rewards[index] = given[index] = 0  # which wrappers may have changed
         if self._resets_on_next_step:
             self._last = {index: observation_at(observations, index) for index in finished}
         elif finished and self.mode != AutoresetMode.SAME_STEP:

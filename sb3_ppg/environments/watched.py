@@ -186,7 +186,7 @@ def results_explained() -> Iterator[None]:
             shape = getattr(frame.f_locals.get("obs"), "shape", None)
             raise ArgumentError(
                 f"an environment has returned an observation{'' if shape is None else f' of shape {shape}'} that does not fit "
-                f"its `observation_space`, {space} ({error}): return one of its shape {space.shape or ''}, or change the space"
+                f"its `observation_space`, {space} ({error}): return one that does, or change the space"
             ) from error
         if np.ndim(frame.f_locals.get("reward", 0)) > 0 or "with a sequence" in str(error):  # the latter is NumPy's
             remedy = f"use PPG(..., reward_weights=[...]) and, if there are several, {HOW_TO_WRAP}"

@@ -202,6 +202,9 @@ class OtherArrays(VectorEnv):
 def test_arrays_of_another_library_are_converted():
     model = PPG("MlpPolicy", OtherArrays(), **SMALL).learn(64)
     assert {episode["r"] for episode in model.ep_info_buffer} == {5, 7, 4, 6}  # the first step of later ones has reset
+    model.env.reset()
+    steps = [model.env.step(np.zeros(2, dtype=int)) for _ in range(6)]
+    assert [rewards.tolist() for _, rewards, _, _ in steps] == [[1, 1]] * 5 + [[0, 1]]
 
 
 class Silent(VectorEnv):
