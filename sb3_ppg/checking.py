@@ -15,6 +15,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
+from gymnasium.wrappers import NormalizeObservation, NormalizeReward
 from sb3_contrib.common.maskable.utils import is_masking_supported
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.preprocessing import is_image_space
@@ -84,8 +85,8 @@ def check(env: Any, seconds: float = 3.0, **arguments: Any) -> EnvironmentReport
         assert not [finding for finding in report.findings if finding.level == "error"]
 
     :param env: an ID, a callable that makes an environment, an environment, a ``VecEnv``, or a vector environment of
-        Gymnasium. Running statistics of its wrappers do not change. An environment that you pass is not reset at the end, so
-        reset it before you use it
+        Gymnasium. Running statistics of its wrappers do not change, except in worker processes. An environment that you
+        pass is not reset at the end, so reset it before you use it
     :param seconds: seconds of play; some faults show only after three episodes
     :param arguments: arguments of ``PPG`` that the environment needs, such as ``reward_weights``
     :return: findings with remedies
@@ -230,7 +231,8 @@ class _Play(BaseCallback):
             seen = f"{len(unflagged)} of {len(terminated) + len(both)} episodes end at step {unflagged[0]}, {how}"
             remedy = f"if this is a time limit, return only `truncated`, or use `ignore_terminations`={unflagged[0]}"
             yield Finding("time limit", "warning", seen, remedy)
-        for name in sorted({type(layer).__name__ for layer in _with_statistics(self.given)}):
+        in_workers = [kind for kind in (NormalizeObservation, NormalizeReward) if any(self.training_env.env_is_wrapped(kind))]
+        for name in sorted({kind.__name__ for kind in (*map(type, _with_statistics(self.given)), *in_workers)}):
             seen = f"{name} keeps running statistics, which are not saved with the model"
             yield Finding("running statistics", "warning", seen, "use SB3's VecNormalize, which all environments share")
 

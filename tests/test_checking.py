@@ -15,7 +15,7 @@ from gymnasium.wrappers import ClipAction, NormalizeReward
 from gymnasium.wrappers.vector import NormalizeReward as NormalizeVectorReward
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.torch_layers import FlattenExtractor
-from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecNormalize
+from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecFrameStack, VecNormalize
 
 from sb3_ppg import PPG, ArgumentError, check
 from sb3_ppg.environments import GymnasiumVecEnv
@@ -142,6 +142,12 @@ CASES = [
     ("time limit", "warning", with_(flags=lambda self: (self.t == 9,) * 2), with_(flags=lambda self: (True, False))),
     ("time limit", "warning", with_(flags=lambda self: (self.t == 9 or self.np_random.random() < 0.1, self.t == 9)), Ring),
     ("running statistics", "warning", lambda: NormalizeReward(Right()), lambda: VecNormalize(DummyVecEnv([Right]))),
+    (
+        "running statistics",
+        "warning",
+        lambda: SubprocVecEnv([lambda: NormalizeReward(Right())], "fork"),
+        lambda: SubprocVecEnv([Right], "fork"),
+    ),
     ("running statistics", "warning", lambda: NormalizeVectorReward(SyncVectorEnv([Right] * 2)), without_any_last),
     ("warning filters", "warning", Filters, lambda: Filters(module="other")),
 ]
