@@ -14,6 +14,8 @@ from unittest.mock import patch
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
+from gymnasium.vector import SyncVectorEnv
+from gymnasium.wrappers import NormalizeObservation, NormalizeReward
 from sb3_contrib.common.maskable.utils import is_masking_supported
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.preprocessing import is_image_space
@@ -21,10 +23,11 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 from typing_extensions import override
 
 from sb3_ppg.arrays import map_arrays
-from sb3_ppg.environments.vec_envs import observation_at
+from sb3_ppg.environments.vec_envs import GymnasiumVecEnv, observation_at
 from sb3_ppg.environments.watched import innermost, normalizers
 from sb3_ppg.errors import PACKAGE, ArgumentError, missing_extras_named
 from sb3_ppg.maskable import MaskablePPG
+from sb3_ppg.policies.extractors import SMALLEST, how_to_convolve
 from sb3_ppg.ppg import PPG
 from sb3_ppg.saving.training_state import generators_kept
 
@@ -82,8 +85,8 @@ def check(env: Any, seconds: float = 3.0, **arguments: Any) -> EnvironmentReport
         assert not [finding for finding in report.findings if finding.level == "error"]
 
     :param env: an ID, a callable that makes an environment, an environment, a ``VecEnv``, or a vector environment of
-        Gymnasium. Running statistics of its wrappers do not change. An environment that you pass is not reset at the end, so
-        reset it before you use it
+        Gymnasium. Running statistics of its wrappers do not change, except in worker processes. An environment that you
+        pass is not reset at the end, so reset it before you use it
     :param seconds: seconds of play; some faults show only after three episodes
     :param arguments: arguments of ``PPG`` that the environment needs, such as ``reward_weights``
     :return: findings with remedies
@@ -124,19 +127,22 @@ def check(env: Any, seconds: float = 3.0, **arguments: Any) -> EnvironmentReport
 
 
 def policy_for(space: spaces.Space) -> str:
-    """Return the name of the policy for observations of a space; the default network for images needs 36 x 36 pixels."""
-    is_image = is_image_space(space) and sorted(space.shape or ())[1] >= 36
+    """Return the name of the policy for observations of a space."""
+    is_image = is_image_space(space) and sorted(space.shape or ())[1] >= SMALLEST
     return "MultiInputPolicy" if isinstance(space, spaces.Dict) else "CnnPolicy" if is_image else "MlpPolicy"
 
 
 def _with_statistics(env: Any) -> Iterator[Any]:
     """Iterate over the wrappers of Gymnasium, such as ``NormalizeReward``, that keep running statistics."""
-    inside = innermost(env)
-    for layer in inside.envs if isinstance(inside, DummyVecEnv) else [env]:
-        while layer is not None:
-            if hasattr(layer, "_update_running_mean"):
-                yield layer
-            layer = vars(layer).get("env")
+    found = [innermost(env)]
+    for layer in found:  # which grows
+        attributes = getattr(layer, "__dict__", {})
+        if "_update_running_mean" in attributes:
+            yield layer
+        if isinstance(layer, DummyVecEnv | SyncVectorEnv):
+            found += layer.envs
+        elif "env" in attributes:
+            found.append(layer.env)
 
 
 class _Recorder(gym.Wrapper):
@@ -162,9 +168,10 @@ class _Play(BaseCallback):
         self.given, self.seconds = env, seconds
         self.recorder = _Recorder(env) if isinstance(env, gym.Env) else None
         self.lengths: dict[str, list[int]] = {"terminated": [], "truncated": [], "both": []}  # of episodes, by their ends
-        self.n_missing = self.n_next = self.n_zero = 0  # last observations that are missing, the next one, or all zeros
+        self.n_missing = self.n_not_next = self.n_zero = 0  # last observations: missing, not the next one, zeros
         self.first: Any = None  # an episode's first observation, as bytes
         self.starts_vary = False
+        self.rewards = math.inf, -math.inf  # the smallest and the largest
 
     def begin(self, arguments: dict[str, Any]) -> None:
         """Let a new model play, which is not trained."""
@@ -179,22 +186,27 @@ class _Play(BaseCallback):
     def _on_training_start(self) -> None:
         n_envs = self.training_env.num_envs
         self.n_steps = np.zeros(n_envs, dtype=int)  # of the current episodes
+        self.is_gymnasium = isinstance(innermost(self.training_env), GymnasiumVecEnv)
         self.end = time.perf_counter() + self.seconds
 
     @override
     def _on_step(self) -> bool:
         self.n_steps += 1
+        rewards = self.locals["rewards"]
+        self.rewards = min(self.rewards[0], rewards.min()), max(self.rewards[1], rewards.max())
         for index in self.locals["dones"].nonzero()[0].tolist():
             info, has_both_flags = self.locals["infos"][index], self.recorder is not None and all(self.recorder.flags)
             kind = "truncated" if info.get("TimeLimit.truncated") else "both" if has_both_flags else "terminated"
-            self.lengths[kind].append(int(self.n_steps[index]))
+            if "episode" in info or not self.is_gymnasium:  # not the step that resets, which seems an episode of its own
+                self.lengths[kind].append(int(self.n_steps[index]))
             self.n_steps[index] = 0
             first, last = _bytes(observation_at(self.locals["new_obs"], index)), info.get("terminal_observation")
             if last is None:
                 self.n_missing += kind == "truncated"
+                self.n_not_next += 1
             else:
                 last = _bytes(last)
-                self.n_next += last == first
+                self.n_not_next += last != first
                 self.n_zero += kind != "terminated" and len(last) >= 40 and not any(last) and any(first)
             self.starts_vary |= self.first not in (None, first)
             self.first = first
@@ -206,7 +218,7 @@ class _Play(BaseCallback):
         if self.n_missing:
             seen = f"{self.n_missing} of {len(truncated)} truncated episodes have no 'terminal_observation' in their info"
             yield Finding("missing terminal observation", "error", seen, "store a copy of the last observation there")
-        if self.starts_vary and self.n_next == len(terminated) + len(truncated) + len(both):
+        if self.starts_vary and self.n_not_next == 0:
             seen = "at each end, the last observation is the first one of the next episode"
             remedy = "return a copy from `reset` and `step`; in a VecEnv, store a copy in infos[i]['terminal_observation']"
             yield Finding("missing terminal observation", "error", seen, remedy)
@@ -219,26 +231,34 @@ class _Play(BaseCallback):
             seen = f"{len(unflagged)} of {len(terminated) + len(both)} episodes end at step {unflagged[0]}, {how}"
             remedy = f"if this is a time limit, return only `truncated`, or use `ignore_terminations`={unflagged[0]}"
             yield Finding("time limit", "warning", seen, remedy)
-        for layer in _with_statistics(self.given):
-            seen = f"{type(layer).__name__} keeps running statistics, which are not saved with the model"
+        in_workers = [kind for kind in (NormalizeObservation, NormalizeReward) if any(self.training_env.env_is_wrapped(kind))]
+        for name in sorted({kind.__name__ for kind in (*map(type, _with_statistics(self.given)), *in_workers)}):
+            seen = f"{name} keeps running statistics, which are not saved with the model"
             yield Finding("running statistics", "warning", seen, "use SB3's VecNormalize, which all environments share")
 
     def advice(self) -> Iterator[Finding]:
         """Suggest how to train."""
         lengths = [length for kind in self.lengths.values() for length in kind]
-        limit = getattr(getattr(self.given, "spec", None), "max_episode_steps", None)
-        length = np.median(lengths) if lengths else limit
-        said = f"an episode has {length:.0f} steps ({'median' if lengths else 'limit'})" if length else "no episode has ended"
-        n_steps = int(np.clip(2 ** np.ceil(np.log2(length or math.inf)), 128, 1024))
+        spec = self.training_env.get_attr("spec")[0] if self.training_env.has_attr("spec") else None
+        length = np.median(lengths) if lengths else getattr(spec, "max_episode_steps", None)
+        said, n_steps = f"no episode has ended in {self.n_calls} steps", ""
+        if length:
+            said = f"an episode has {length:.0f} steps ({'median' if lengths else 'limit'})"
+            n_steps = f", n_steps={np.clip(2 ** np.ceil(np.log2(length)), 128, 1024):.0f}"
+        if self.rewards[0] == self.rewards[1]:
+            said += f", the reward is always {self.rewards[0]:g}"
         n_envs, further = self.training_env.num_envs, ""
         if self.recorder is not None:
             step_seconds = self.recorder.seconds / self.n_calls
             is_slow = step_seconds > 1e-3  # worker processes take their time, too
             said += f", a step takes {step_seconds * 1e6:,.0f} µs"
             n_envs, further = max(2, os.cpu_count() or 1) if is_slow else 8, " in SubprocVecEnv" * is_slow
-        if self.policy == "MlpPolicy" and len(self.training_env.observation_space.shape or ()) == 3:
-            further += "; for grids see MinAtarCNN"
-        remedy = f'{self.algorithm.__name__}("{self.policy}", n_steps={n_steps}), with {n_envs} environments{further}'
+        space = self.training_env.observation_space
+        for part in space.values() if isinstance(space, spaces.Dict) else [space]:
+            may_be_image = len(part.shape or ()) == 3 or (part.dtype == np.uint8 and len(part.shape or ()) > 1)
+            if may_be_image and policy_for(part) == "MlpPolicy":
+                further = f"{further}; {how_to_convolve(part)}"
+        remedy = f'{self.algorithm.__name__}("{self.policy}"{n_steps}), with {n_envs} environments{further}'
         yield Finding("policy", "advice", said, remedy)
 
 

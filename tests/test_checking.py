@@ -1,20 +1,25 @@
 """``check`` finds what is wrong with small environments, and says nothing else of them, nor of those that are right."""
 
+import re
 import time
 import warnings
+from functools import partial
 
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch as th
 from gymnasium import spaces
+from gymnasium.vector import SyncVectorEnv
 from gymnasium.wrappers import ClipAction, NormalizeReward
+from gymnasium.wrappers.vector import NormalizeReward as NormalizeVectorReward
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.torch_layers import FlattenExtractor
-from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
+from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecFrameStack, VecNormalize
 
 from sb3_ppg import PPG, ArgumentError, check
-from tests.helpers import StepsChanged, image_space, run
+from sb3_ppg.environments import GymnasiumVecEnv
+from tests.helpers import VECTOR, RandomEnv, StepsChanged, image_space, run
 
 
 class Right(gym.Env):
@@ -108,11 +113,16 @@ def last_replaced(obs, rewards, dones, infos):
     return obs, rewards, dones, infos
 
 
-def without(key):
+def without(key, base=Right):
     def change(obs, rewards, dones, infos):
         return obs, rewards, dones, [{name: value for name, value in info.items() if name != key} for info in infos]
 
-    return vectors(change)
+    return vectors(change, base)
+
+
+def without_any_last():
+    """Such as a ``VecEnv`` of one's own without time limits."""
+    return without("terminal_observation", with_(flags=lambda self: (self.np_random.random() < 0.1, False)))()
 
 
 TRUNCATES = with_(flags=lambda self: (False, self.t == 9))
@@ -132,6 +142,13 @@ CASES = [
     ("time limit", "warning", with_(flags=lambda self: (self.t == 9,) * 2), with_(flags=lambda self: (True, False))),
     ("time limit", "warning", with_(flags=lambda self: (self.t == 9 or self.np_random.random() < 0.1, self.t == 9)), Ring),
     ("running statistics", "warning", lambda: NormalizeReward(Right()), lambda: VecNormalize(DummyVecEnv([Right]))),
+    (
+        "running statistics",
+        "warning",
+        lambda: SubprocVecEnv([lambda: NormalizeReward(Right())], "fork"),
+        lambda: SubprocVecEnv([Right], "fork"),
+    ),
+    ("running statistics", "warning", lambda: NormalizeVectorReward(SyncVectorEnv([Right] * 2)), without_any_last),
     ("warning filters", "warning", Filters, lambda: Filters(module="other")),
 ]
 
@@ -153,20 +170,35 @@ def test_each_check_is_tripped_by_its_fault_alone(kind, level, faulty, right):
     "env",
     [
         Right(),
-        lambda: gym.vector.SyncVectorEnv([Right] * 2),
+        lambda: SyncVectorEnv([Right] * 2),
         lambda: gym.make_vec("CartPole-v1", 2, vectorization_mode="sync"),
+        lambda: gym.make_vec("CartPole-v1", 2),
         "MountainCarContinuous-v0",
     ],
-    ids=["environment", "SyncVectorEnv", "make_vec", "ID"],
+    ids=["environment", "SyncVectorEnv", "make_vec", "own vector class", "ID"],
 )
 def test_what_is_right_gets_advice_alone(env):
     assert {*found(env).values()} == {"advice"}
 
 
 def test_what_ppg_refuses_is_an_error_with_its_remedy():
-    for make in (lambda: gym.make("Blackjack-v1"), lambda: ClipAction(gym.make("Pendulum-v1"))):
-        with pytest.raises((ArgumentError, NotImplementedError)) as refusal:
-            PPG("MlpPolicy", make())
+    inputs = dict(
+        nested=spaces.Dict(a=spaces.Dict(b=VECTOR)),
+        scalar=spaces.Box(-1, 1, ()),
+        scalar_in_dict=spaces.Dict(a=spaces.Box(-1, 1, ())),
+        empty=spaces.Box(-1, 1, (0,)),
+        matrix=spaces.MultiDiscrete([[2, 3], [2, 2]]),
+        small_image_in_dict=spaces.Dict(a=image_space(20, 20, 3)),
+    )
+    outputs = dict(matrix=inputs["matrix"], bits=spaces.MultiBinary([2, 3]), unbounded=spaces.Dict(a=spaces.Box(-np.inf, 1)))
+    for make in (
+        lambda: gym.make("Blackjack-v1"),
+        lambda: ClipAction(gym.make("Pendulum-v1")),
+        *(partial(RandomEnv, space) for space in inputs.values()),
+        *(partial(RandomEnv, VECTOR, space) for space in outputs.values()),
+    ):
+        with pytest.raises((ArgumentError, NotImplementedError), match=r"(use|flatten|enlarge) ") as refusal:
+            PPG("MultiInputPolicy" if isinstance(make().observation_space, spaces.Dict) else "MlpPolicy", make())
         (finding,) = check(make).findings
         assert finding.level == "error" and finding.seen.endswith(str(refusal.value)) and not finding.remedy
     extractor = dict(features_extractor_class=WithoutNaN)
@@ -176,11 +208,14 @@ def test_what_ppg_refuses_is_an_error_with_its_remedy():
 def test_a_check_leaves_statistics_and_random_numbers_as_they_were():
     normalized = VecNormalize(make_vec_env("CartPole-v1", 2))
     wrapped = NormalizeReward(gym.make("CartPole-v1"))
+    inside = SyncVectorEnv([lambda: NormalizeReward(gym.make("CartPole-v1"))] * 2)
+    around = NormalizeVectorReward(SyncVectorEnv([lambda: gym.make("CartPole-v1")] * 2))
     state = th.get_rng_state()
-    for env in (normalized, wrapped):
-        check(env, 0.1)
+    for env in (normalized, wrapped, inside, VecFrameStack(GymnasiumVecEnv(around), 2)):
+        assert ("running statistics" in found(env, 0.1)) == (env is not normalized)
     assert normalized.training and normalized.obs_rms.count < 1 and normalized.ret_rms.count < 1
-    assert wrapped.update_running_mean and wrapped.return_rms.count < 1
+    for layer in (wrapped, *inside.envs, around):
+        assert layer.update_running_mean and layer.return_rms.count < 1
     assert (th.get_rng_state() == state).all()
 
 
@@ -205,9 +240,20 @@ def test_advice_follows_from_spaces_lengths_and_seconds():
     assert 'PPG("CnnPolicy", n_steps=128), with 8' in advice(image)
     assert 'PPG("MultiInputPolicy", n_steps=128), with 8' in advice(dictionary)
     assert 'MaskablePPG("MlpPolicy"' in advice(Masked)
-    assert "200 steps (limit), a step" in advice("Pendulum-v1", 0.01) and "n_steps=256" in advice("Pendulum-v1", 0.01)
+    for env in ("Pendulum-v1", lambda: make_vec_env("Pendulum-v1", 2), lambda: gym.make_vec("Pendulum-v1", 2)):
+        assert "200 steps (limit)" in advice(env, 0.01) and "n_steps=256" in advice(env, 0.01)
     endless = with_(flags=lambda self: (False, False))
-    assert "no episode has ended" in advice(endless) and "n_steps=1024" in advice(endless)
+    assert re.search(r"no episode has ended in \d+ steps", advice(endless)) and "n_steps" not in advice(endless)
+    assert "the reward is always 2" in advice(with_(reward=lambda self: 2.0)) and "always" not in advice(Right)
+    for space, hint in (
+        (image_space(20, 20, 3), "enlarge images"),
+        (image_space(40, 40), "a last axis"),
+        (image_space(4, 40, 40, 3), "VecFrameStack"),
+        (spaces.Dict(a=image_space(4, 40, 40, 1), b=VECTOR), "leave out the last axis"),
+        (spaces.Box(0, 1, (10, 10, 4)), "MinAtarCNN"),
+        (spaces.Box(0, 1, (3, 40, 40)), "scaled already"),
+    ):
+        assert hint in advice(partial(RandomEnv, space))
     slow = with_(reward=lambda self: time.sleep(0.003) or 1.0)
     assert "SubprocVecEnv" in advice(slow)
     assert "with 2 environments" in advice(lambda: DummyVecEnv([slow] * 2))

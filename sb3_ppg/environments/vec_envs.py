@@ -4,14 +4,14 @@ import ctypes
 import importlib.util
 import time
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
 from gymnasium.vector.utils import concatenate, create_empty_array
 from gymnasium.wrappers.vector import DictInfoToList
 from stable_baselines3.common.monitor import Monitor
@@ -78,6 +78,38 @@ def replace_observations(observations: Any, new: Any, places: Any) -> None:
 
 # ---- Gymnasium ----
 
+# Modules of Gymnasium's wrappers that keep no state, so that they do not mind if some environments are reset
+STATELESS = (
+    *("vectorize_action", "vectorize_observation", "vectorize_reward", "dict_info_to_list"),
+    *("array_conversion", "jax_to_numpy", "jax_to_torch", "numpy_to_torch"),
+)
+SAME_STEP = "autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP"
+
+
+def _possible_state(env: VectorEnv) -> Iterator[str]:
+    """Iterate over the names of wrappers that may keep a state for each environment, as ``NormalizeReward`` does."""
+    while isinstance(env, VectorWrapper):
+        package, _, module = type(env).__module__.rpartition(".")
+        if package != "gymnasium.wrappers.vector" or module not in STATELESS:
+            yield type(env).__name__
+        env = env.env
+
+
+class _ToNumPy(VectorWrapper):
+    """Converts all arrays, such as those of JAX, to NumPy's, and copies them, because Gymnasium may use its own again."""
+
+    @override
+    def reset(self, **kwargs: Any) -> Any:
+        return map_arrays(_copied_to_numpy, self.env.reset(**kwargs))
+
+    @override
+    def step(self, actions: Any) -> Any:
+        return map_arrays(_copied_to_numpy, self.env.step(actions))
+
+
+def _copied_to_numpy(array: Any) -> np.ndarray:
+    return np.array(np.asarray(array))  # one call may give an array that is only for reading
+
 
 class GymnasiumVecEnv(EpisodicVecEnv):
     """
@@ -90,26 +122,37 @@ class GymnasiumVecEnv(EpisodicVecEnv):
     observation is in ``infos[i]["terminal_observation"]``, ``infos[i]["TimeLimit.truncated"]`` says whether the episode was
     truncated, ``infos[i]["episode"]`` has its return "r", length "l" and the seconds since the start "t".
 
-    A custom class that resets in the next step (such as ``CartPoleVectorEnv``) cannot do this. Its step that resets becomes an
+    A custom class that resets in the next step (such as ``CartPoleVectorEnv``) cannot do this, nor can next-step mode with
+    wrappers that may keep a state for each environment (such as ``NormalizeReward``). The step that resets then becomes an
     episode of one step, which starts and is truncated at the last observation, with a reward of 0.
 
     Vector rewards, (num_envs, K), as those of MO-Gymnasium's vector environments, are combined as in ``VectorRewards``.
 
     :param env: vector environment
     :raises ValueError: if its ``metadata["autoreset_mode"]`` does not say in which step it resets
+    :raises ArgumentError: if it never resets by itself and has wrappers that may keep a state for each environment
     """
 
     def __init__(self, env: VectorEnv) -> None:
-        self.env, self._base_env = DictInfoToList(env), cast(Any, env.unwrapped)
+        self.env, self._base_env = DictInfoToList(_ToNumPy(env)), cast(Any, env.unwrapped)
         self.mode = AutoresetMode(env.metadata.get("autoreset_mode"))
         self._wraps_single_envs = isinstance(self._base_env, SyncVectorEnv | AsyncVectorEnv)
-        self._resets_on_next_step = self.mode == AutoresetMode.NEXT_STEP and not self._wraps_single_envs
+        stateful = [] if self.mode == AutoresetMode.SAME_STEP else [*_possible_state(env)]
+        name = " in ".join([type(self._base_env).__name__, *reversed(stateful)])
+        remedy = (
+            f"use {SAME_STEP}, or SB3's VecNormalize(sb3_ppg.environments.GymnasiumVecEnv(...)) in place of NormalizeReward "
+            "and NormalizeObservation"
+        )
+        if stateful and self.mode == AutoresetMode.DISABLED:
+            raise ArgumentError(f"`env` cannot work: {name} may lose its state when some environments are reset: {remedy}")
+        self._resets_on_next_step = self.mode == AutoresetMode.NEXT_STEP and bool(stateful or not self._wraps_single_envs)
         if self._resets_on_next_step:
-            warn(
-                f"{type(self._base_env).__name__} resets in the step after an episode's end, which is lost for training. Use "
-                'gymnasium.make_vec(..., vectorization_mode="sync"), or, if the class takes it, autoreset_mode='
-                "gymnasium.vector.AutoresetMode.SAME_STEP; for EnvPool, sb3_ppg.environments.EnvPoolVecEnv"
-            )
+            if not self._wraps_single_envs:
+                remedy = (
+                    f'use gymnasium.make_vec(..., vectorization_mode="sync"), or, if the class takes it, {SAME_STEP}; for '
+                    "EnvPool, sb3_ppg.environments.EnvPoolVecEnv"
+                )
+            warn(f"{name} resets in the step after an episode's end, which is lost for training: {remedy}")
         self._last: dict[int, Any] = {}  # last observations, by environment, of episodes that ended in the previous step
         self.reward_weights: np.ndarray | None = None  # a number for each component of vector rewards
         super().__init__(env.num_envs, env.single_observation_space, env.single_action_space)
@@ -119,7 +162,7 @@ class GymnasiumVecEnv(EpisodicVecEnv):
         options = self._options[0] or None  # SB3 has options for each environment, Gymnasium has one for all
         observations, infos = self.env.reset(seed=self._seeds[0], options=options)
         self._last = {}
-        return map_arrays(np.array, observations), infos  # Gymnasium may reuse its arrays
+        return observations, infos
 
     @override
     def step_async(self, actions: Any) -> None:
@@ -132,7 +175,7 @@ class GymnasiumVecEnv(EpisodicVecEnv):
     def step_wait(self) -> VecEnvStepReturn:
         observations, given, terminated, truncated, infos = self.env.step(self.waiting_actions)
         rewards = self._combined(given)
-        observations, infos, dones = map_arrays(np.array, observations), list(infos), np.asarray(terminated | truncated)
+        infos, dones = list(infos), terminated | truncated
         self._add_step(rewards)
         finished = dones.nonzero()[0].tolist()
         for index in finished:
@@ -146,6 +189,7 @@ class GymnasiumVecEnv(EpisodicVecEnv):
             infos[index] = self._end_episode(index, last, True)
             del infos[index]["episode"]  # of the one step that resets
             dones[index] = True
+            rewards[index] = given[index] = 0  # which wrappers may have changed
         if self._resets_on_next_step:
             self._last = {index: observation_at(observations, index) for index in finished}
         elif finished and self.mode != AutoresetMode.SAME_STEP:
@@ -167,8 +211,8 @@ class GymnasiumVecEnv(EpisodicVecEnv):
             return rewards
         if self.reward_weights is None or len(self.reward_weights) != rewards.shape[1]:
             raise ArgumentError(
-                f"{self.env} gives vectors of {rewards.shape[1]} numbers as rewards: use PPG(..., reward_weights=[...]) with "
-                "one weight for each"
+                f"{self._base_env} gives vectors of {rewards.shape[1]} numbers as rewards: use PPG(..., reward_weights=[...]) "
+                "with one weight for each"
             )
         return rewards @ self.reward_weights
 

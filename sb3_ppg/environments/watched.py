@@ -162,6 +162,7 @@ READERS = (
     "stable_baselines3.common.vec_env.dummy_vec_env",
     "gymnasium.wrappers.common",
     "gymnasium.vector.sync_vector_env",
+    "gymnasium.vector.utils.space_utils",
 )
 HOW_TO_WRAP = (
     "wrap each environment in sb3_ppg.VectorRewards, by make_vec_env(lambda: VectorRewards(gymnasium.make(...)), n_envs=...)"
@@ -173,10 +174,20 @@ def results_explained() -> Iterator[None]:
     """Explain an error of SB3 or Gymnasium, not of the environment, about what `reset` or `step` has returned."""
     try:
         yield
-    except (TypeError, ValueError) as error:
-        *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-        if frame.f_globals["__name__"] not in READERS:
+    except (KeyError, TypeError, ValueError) as error:
+        frames = [(frame, frame.f_globals["__name__"]) for frame, _ in traceback.walk_tb(error.__traceback__)]
+        frame, module = next(entry for entry in reversed(frames) if not entry[1].startswith("numpy."))
+        if module not in READERS:
             raise
+        if frame.f_code.co_name == "_save_obs" or module == "gymnasium.vector.utils.space_utils":
+            owners = [frame.f_locals.get("self") for frame, _ in reversed(frames)]
+            env = next(owner for owner in owners if hasattr(owner, "observation_space"))
+            space = getattr(env, "single_observation_space", env.observation_space)
+            shape = getattr(frame.f_locals.get("obs"), "shape", None)
+            raise ArgumentError(
+                f"an environment has returned an observation{'' if shape is None else f' of shape {shape}'} that does not fit "
+                f"its `observation_space`, {space} ({error}): return one that does, or change the space"
+            ) from error
         if np.ndim(frame.f_locals.get("reward", 0)) > 0 or "with a sequence" in str(error):  # the latter is NumPy's
             remedy = f"use PPG(..., reward_weights=[...]) and, if there are several, {HOW_TO_WRAP}"
             raise ArgumentError(f"an environment gives vectors as rewards: {remedy}") from error

@@ -3,6 +3,7 @@
 import inspect
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from operator import itemgetter
 from pathlib import Path
@@ -12,6 +13,7 @@ import gymnasium as gym
 import numpy as np
 import torch as th
 from gymnasium import spaces
+from gymnasium.envs.registration import EnvSpec
 from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.preprocessing import is_image_space
 from stable_baselines3.common.running_mean_std import RunningMeanStd
@@ -338,12 +340,24 @@ def check_new(name: str) -> None:
         raise ArgumentError(f"the data cannot be saved as {name!r}: {get_dataset_path(name)} exists. Use another name")
 
 
+def _spec_of(env_id: str | EnvSpec, spaces_: tuple[spaces.Space, spaces.Space]) -> EnvSpec | None:
+    """Return the specification of an environment with these spaces, without ``Monitor``; None if a file cannot hold it."""
+    spec = gym.spec(env_id) if isinstance(env_id, str) else env_id
+    wrappers = tuple(wrapper for wrapper in spec.additional_wrappers if wrapper.name != "Monitor")
+    if callable(spec.entry_point) or any(wrapper.kwargs is None for wrapper in wrappers):
+        return None
+    kwargs = {name: value for name, value in spec.kwargs.items() if name != "render_mode"}
+    spec = replace(spec, kwargs=kwargs, additional_wrappers=wrappers)
+    with closing(gym.make(spec)) as made:
+        return spec if (made.observation_space, made.action_space) == spaces_ else None
+
+
 def save_as_minari(
     data: Dataset,
     name: str,
     observation_space: spaces.Space,
     action_space: spaces.Space,
-    env_id: str | None = None,
+    env_id: str | EnvSpec | None = None,
     algorithm: str | None = None,
 ) -> None:
     """
@@ -351,7 +365,8 @@ def save_as_minari(
 
     :param data: transitions in the order of their episodes
     :param name: new name, such as "pendulum/half-trained-v0"
-    :param env_id: ID of the environment, whose specification is stored, unless its entry point is a function
+    :param env_id: ID or specification of the environment. The specification is stored if it can be written and makes an
+        environment with these spaces, which that of frames in ``VecFrameStack`` does not
     :param algorithm: name of the algorithm that acted
     :raises ArgumentError: if Minari does not accept the name, or has such a data set
     """
@@ -359,9 +374,7 @@ def save_as_minari(
     import minari
     from minari.data_collector import EpisodeBuffer
 
-    spec = None if env_id is None else gym.spec(env_id)
-    if spec is not None and callable(spec.entry_point):  # which files cannot describe
-        spec = None
+    spec = None if env_id is None else _spec_of(env_id, (observation_space, action_space))
     episodes = []
     for rows in np.split(np.arange(len(data)), data.ends[:-1] + 1):
         columns = {name: map_arrays(itemgetter(rows), getattr(data, name)) for name in COLUMNS}

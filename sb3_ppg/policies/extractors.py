@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.preprocessing import is_image_space
@@ -118,10 +119,7 @@ class ImpalaCNN(BaseFeaturesExtractor):
     ):
         super().__init__(observation_space, features_dim)
         if not is_image_space(observation_space, normalized_image=normalized_image):
-            raise ArgumentError(
-                f"ImpalaCNN needs images, not {observation_space}: use `MlpPolicy`, or `normalize_images=False` with "
-                "`features_extractor_kwargs=dict(normalized_image=True)` for images that are scaled already"
-            )
+            raise ArgumentError(f"ImpalaCNN needs images, not {observation_space}: {how_to_convolve(observation_space)}")
         in_channels, height, width = observation_space.shape
         stacks = []
         for out_channels in channels:
@@ -134,6 +132,29 @@ class ImpalaCNN(BaseFeaturesExtractor):
     @override
     def forward(self, observations: th.Tensor) -> th.Tensor:
         return F.relu_(self.dense(F.relu_(self.stacks(observations)).flatten(1)))
+
+
+SMALLEST = 36  # pixels on each side of an image for `NatureCNN`
+
+
+def how_to_convolve(space: spaces.Space) -> str:
+    """Return how convolutions can take observations that are no images of the kind and size that ``CnnPolicy`` needs."""
+    shape = space.shape or ()
+    if len(shape) == 4:
+        return "for stacked images use SB3's VecFrameStack, which appends channels, or leave out the last axis of gray ones"
+    if len(shape) == 2 and space.dtype == np.uint8:
+        return "give gray images a last axis, (height, width, 1), for CnnPolicy"
+    if is_image_space(space):
+        size = f"{SMALLEST} x {SMALLEST} pixels"
+        return f"enlarge images below {size} for CnnPolicy, or use it with `features_extractor_class`=ImpalaCNN"
+    if len(shape) == 3 and sorted(shape)[1] < SMALLEST:
+        return "for grids use MlpPolicy with `features_extractor_class`=MinAtarCNN"
+    if len(shape) == 3:
+        return (
+            "for images that are scaled already use CnnPolicy with `normalize_images`=False and "
+            "`features_extractor_kwargs`=dict(normalized_image=True)"
+        )
+    return "use MlpPolicy, or MultiInputPolicy for a Dict"
 
 
 def has_convolutions(module: nn.Module) -> bool:

@@ -44,7 +44,7 @@ from sb3_ppg.actions import (
 from sb3_ppg.arguments import RULES, check_value, check_values, choice
 from sb3_ppg.arrays import map_arrays
 from sb3_ppg.errors import ArgumentError, NonFiniteActionError
-from sb3_ppg.policies.extractors import ImpalaCNN, SharedTrunk, init_normed
+from sb3_ppg.policies.extractors import ImpalaCNN, SharedTrunk, how_to_convolve, init_normed
 from sb3_ppg.policies.heads import ValueHead, VectorValueHead, lacks_for_units
 from sb3_ppg.policies.numpy_actor import NumpyActor
 
@@ -248,7 +248,15 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
         if self.features_extractor_class is (FlattenExtractor if is_dict else CombinedExtractor):
             remedy = "use 'MultiInputPolicy' ('MultiInputLstmPolicy') for Dict observations, and for these alone"
             raise ArgumentError(f"`policy`={type(self).__name__} cannot work with {self.observation_space}: {remedy}")
-        extractor = super().make_features_extractor()
+        try:
+            extractor = super().make_features_extractor()
+        except (AssertionError, RuntimeError) as error:
+            if self.features_extractor_class not in (NatureCNN, CombinedExtractor):
+                raise
+            parts = [*getattr(self.observation_space, "spaces", {"": self.observation_space}).values()]
+            remedy = how_to_convolve(next(filter(is_image_space, parts), parts[0]))
+            name = type(self).__name__
+            raise ArgumentError(f"`policy`={name} cannot work with {self.observation_space}: {remedy}") from error
         extractor._features_dim = int(extractor.features_dim)  # NumPy's for MultiDiscrete observations, which an LSTM refuses
         # Not inherited: a subclass may process images differently
         scales_images = vars(type(extractor)).get("scales_images", False)

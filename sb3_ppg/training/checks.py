@@ -25,8 +25,8 @@ COMPOSED = (spaces.Tuple, spaces.Dict, spaces.Sequence, spaces.Graph, spaces.Tex
 
 def check_environment(env: Any) -> None:
     """
-    Refuse a value that is no environment, a ``VecNormalize`` with another environment's action space, actions without bounds,
-    and observations that rollouts cannot hold.
+    Refuse a value that is no environment, a ``VecNormalize`` with another environment's action space, actions without bounds
+    or in a matrix, and observations that rollouts and networks cannot take.
 
     :raises NotImplementedError: for such observations, as in SB3
     """
@@ -42,11 +42,18 @@ def check_environment(env: Any) -> None:
     if isinstance(actions, spaces.Box) and not actions.is_bounded():
         remedy = "PPG clips actions itself, so leave out gymnasium.wrappers.ClipAction, or give the space bounds"
         raise ArgumentError(f"{actions} actions are not supported, because they have no finite bounds: {remedy}")
+    if isinstance(actions, (spaces.MultiDiscrete, spaces.MultiBinary)) and len(actions.shape) > 1:
+        remedy = "flatten the space, and reshape actions with gymnasium.wrappers.TransformAction"
+        raise ArgumentError(f"{actions} actions are not supported, because they have {len(actions.shape)} axes: {remedy}")
     space: Any = getattr(env, "single_observation_space", getattr(env, "observation_space", None))
     parts = space.values() if isinstance(space, spaces.Dict) else [space]
-    if any(isinstance(part, COMPOSED) for part in parts):
+    is_composed = any(isinstance(part, COMPOSED) for part in parts)
+    is_matrix = any(isinstance(part, spaces.MultiDiscrete) and len(part.shape) > 1 for part in parts)
+    is_scalar = any(isinstance(part, spaces.Box) and part.shape == () for part in parts)
+    if is_composed or is_matrix or is_scalar or getattr(space, "shape", None) == (0,):
         remedy = "use gymnasium.wrappers.FlattenObservation, or an ObservationWrapper that gives a Box or a Dict of Boxes"
-        raise NotImplementedError(f"{space} observations are not supported (nested, or of varying size): {remedy}")
+        what = "nested, empty, of varying size, a number without axis, or a MultiDiscrete of several axes"
+        raise NotImplementedError(f"{space} observations are not supported ({what}): {remedy}")
 
 
 def check_arguments(model: PhasicInterface) -> None:

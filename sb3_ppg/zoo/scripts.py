@@ -128,7 +128,8 @@ def record_dataset() -> None:
     model, env, _, _ = load_agent(args)
     options = dict(deterministic=is_deterministic(args), noise=args.noise, random_episodes=args.random_episodes)
     data = record(model, env, args.n_timesteps, **options, seed=args.seed)
-    save_as_minari(data, args.dataset, env.observation_space, env.action_space, args.env.gym_id, args.algo)
+    spec = env.get_attr("spec")[0]  # with the options and wrappers of this environment
+    save_as_minari(data, args.dataset, env.observation_space, env.action_space, spec, args.algo)
     returns = data.episode_returns()
     print(f"Recorded {len(data)} steps as {args.dataset}: {len(returns)} episodes, mean return {returns.mean():.2f}")
 

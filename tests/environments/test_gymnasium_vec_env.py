@@ -2,19 +2,19 @@
 
 import copy
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
-from gymnasium.wrappers.vector import RecordEpisodeStatistics
+from gymnasium.wrappers.vector import NormalizeObservation, NormalizeReward, RecordEpisodeStatistics, TransformReward
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import VecNormalize
 
-from sb3_ppg import PPG, MaskablePPG, RecurrentPPG, VectorRewards
+from sb3_ppg import PPG, ArgumentError, MaskablePPG, RecurrentPPG, VectorRewards
 from sb3_ppg.environments import GymnasiumVecEnv
 from tests.helpers import DICT, MaskedEnv, RandomEnv, VectorRewardEnv, image_space
 
@@ -42,7 +42,7 @@ def assert_same(ours: Any, expected: Any) -> None:
 @pytest.mark.parametrize("vectorized", [SyncVectorEnv, pytest.param(AsyncVectorEnv, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("make", [CART_POLE, EndsInBothWays])
 def test_the_same_steps_as_in_sb3s_own(make, vectorized, mode):
-    ours = GymnasiumVecEnv(RecordEpisodeStatistics(vectorized([make] * 3, autoreset_mode=mode)))
+    ours = GymnasiumVecEnv(TransformReward(vectorized([make] * 3, autoreset_mode=mode), np.copy))
     theirs = make_vec_env(make, 3)
     for env in (ours, theirs):
         env.seed(5)
@@ -63,6 +63,45 @@ def test_the_same_steps_as_in_sb3s_own(make, vectorized, mode):
                 assert infos[index]["episode"][name] == pytest.approx(expected[3][index]["episode"][name], abs=1e-3)
     assert n_ends >= 6
     ours.close()
+
+
+class OwnObservations(NormalizeObservation):
+    """Stands for a wrapper of another package."""
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
+@pytest.mark.parametrize("wrapper", [NormalizeReward, RecordEpisodeStatistics, NormalizeObservation, OwnObservations])
+def test_wrappers_with_a_state_have_the_one_that_they_have_elsewhere(wrapper, mode):
+    if mode == AutoresetMode.SAME_STEP and issubclass(wrapper, NormalizeObservation):
+        pytest.skip("Gymnasium refuses it")
+
+    def state(env: Any) -> np.ndarray:
+        if wrapper is RecordEpisodeStatistics:
+            return np.hstack([env.length_queue, env.return_queue])
+        rms = env.return_rms if wrapper is NormalizeReward else env.obs_rms
+        return np.hstack([rms.mean, rms.var, rms.count])
+
+    ours, theirs = (wrapper(SyncVectorEnv([CART_POLE] * 3, autoreset_mode=mode)) for _ in range(2))
+    if mode == AutoresetMode.NEXT_STEP:
+        with pytest.warns(UserWarning, match=f"SyncVectorEnv in {wrapper.__name__} resets in the .*SAME_STEP.* VecNormalize"):
+            venv = GymnasiumVecEnv(ours)
+    else:
+        venv = GymnasiumVecEnv(ours)
+    venv.seed(0)
+    venv.reset()
+    theirs.reset(seed=0)
+    theirs.action_space.seed(0)
+    for _ in range(100):
+        actions = theirs.action_space.sample()
+        venv.step(actions)
+        theirs.step(actions)
+    np.testing.assert_array_equal(state(ours), state(theirs))
+
+
+def test_wrappers_with_a_state_are_refused_where_nothing_resets_by_itself():
+    env = NormalizeReward(SyncVectorEnv([CART_POLE] * 2, autoreset_mode=AutoresetMode.DISABLED))
+    with pytest.raises(ArgumentError, match=r"SyncVectorEnv in NormalizeReward may lose its state .*SAME_STEP"):
+        PPG("MlpPolicy", env, **SMALL)
 
 
 def test_a_class_that_resets_in_the_next_step_trains_with_a_warning():
@@ -130,6 +169,42 @@ def test_methods_of_a_class_of_its_own_are_for_all_environments():
     assert (model.rollout_buffer.actions.reshape(-1, 2) == [0, 1]).all()
     assert env.env_method("note", 3) == [None, None] and env.get_attr("noted") == [3, 3]
     assert [picture.shape for picture in env.get_images()] == [(8, 8, 3)] * 2
+
+
+class OtherArray:
+    """An array like JAX's: not NumPy's, and only for reading."""
+
+    def __init__(self, array: np.ndarray):
+        self.array = array
+        array.setflags(write=False)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return self.array if dtype is None else self.array.astype(dtype)
+
+
+class OtherArrays(VectorEnv):
+    """Resets in the next step, as Gymnasium's environments in JAX do."""
+
+    metadata: ClassVar[dict[str, Any]] = {"autoreset_mode": AutoresetMode.NEXT_STEP}
+    num_envs, single_observation_space, single_action_space = 2, spaces.Box(-1, 1, (2,)), spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        self.t = 0
+        return OtherArray(np.zeros((2, 2), np.float32)), {"time": OtherArray(np.zeros(2))}
+
+    def step(self, actions):
+        self.t += 1
+        rewards, dones, never = np.ones(2), np.array([self.t % 5 == 0, self.t % 7 == 0]), np.zeros(2, dtype=bool)
+        step = (np.full((2, 2), self.t % 5 / 5, np.float32), rewards, dones, never)
+        return *map(OtherArray, step), {"time": OtherArray(np.full(2, self.t))}
+
+
+def test_arrays_of_another_library_are_converted():
+    model = PPG("MlpPolicy", OtherArrays(), **SMALL).learn(64)
+    assert {episode["r"] for episode in model.ep_info_buffer} == {5, 7, 4, 6}  # the first step of later ones has reset
+    model.env.reset()
+    steps = [model.env.step(np.zeros(2, dtype=int)) for _ in range(6)]
+    assert [rewards.tolist() for _, rewards, _, _ in steps] == [[1, 1]] * 5 + [[0, 1]]
 
 
 class Silent(VectorEnv):

@@ -13,12 +13,14 @@ import numpy as np
 import pytest
 import torch as th
 from gymnasium import spaces
+from gymnasium.vector import SyncVectorEnv
+from gymnasium.wrappers import TransformObservation
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecFrameStack, VecMonitor, VecNormalize
 from torch import nn
 
 from sb3_ppg import PPG, NonFiniteLossError, PhasicCheckpointCallback, RewardNormalizer
-from sb3_ppg.errors import NonFiniteEnvironmentError, NonFiniteError, WorkerError
+from sb3_ppg.errors import ArgumentError, NonFiniteEnvironmentError, NonFiniteError, WorkerError
 from sb3_ppg.losses import Losses
 from sb3_ppg.objectives import Objective
 from sb3_ppg.optim.update import Update
@@ -190,6 +192,24 @@ def test_bad_rewards_do_not_reach_the_authors_normaliser(reward):
         normalizer.normalize(np.array([[1, 1], [1, 1], [1, reward], [1, 1]]), starts)
     assert np.array_equal(normalizer.last_returns, before["last_returns"])
     assert vars(normalizer.return_rms) == vars(before["return_rms"])
+
+
+@pytest.mark.parametrize("vectorized", [DummyVecEnv, SyncVectorEnv])
+@pytest.mark.parametrize(
+    ("space", "observation"),
+    [
+        (spaces.Discrete(4), np.array([1])),
+        (VECTOR, np.zeros((3, 1), np.float32)),
+        (VECTOR, [[1, 2], [3]]),
+        (spaces.Dict(a=VECTOR, b=VECTOR), {"a": np.zeros(3, np.float32)}),
+    ],
+    ids=["number in an array", "column", "rows of different lengths", "missing key"],
+)
+def test_an_observation_that_does_not_fit_its_space_is_named(space, observation, vectorized):
+    envs = [lambda: TransformObservation(RandomEnv(space), lambda _: observation, space)] * 2
+    policy = "MultiInputPolicy" if isinstance(space, spaces.Dict) else "MlpPolicy"
+    with pytest.raises(ArgumentError, match=r"an observation.* that does not fit its `observation_space`, (Disc|Box|Dict)"):
+        PPG(policy, vectorized(envs), n_steps=8, batch_size=8, device="cpu").learn(8)
 
 
 def test_a_gradient_that_is_not_finite_or_whose_norm_overflows_is_named_and_leaves_the_weights():

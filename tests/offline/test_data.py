@@ -6,10 +6,11 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
+from gymnasium.wrappers import RescaleAction
 from stable_baselines3 import SAC
 from stable_baselines3.common.buffers import DictReplayBuffer, ReplayBuffer
 from stable_baselines3.common.env_util import make_vec_env
-from stable_baselines3.common.vec_env import VecNormalize
+from stable_baselines3.common.vec_env import VecFrameStack, VecNormalize
 
 from sb3_ppg import PPG, ArgumentError, MaskablePPG
 from sb3_ppg.arrays import map_arrays
@@ -292,6 +293,25 @@ def test_a_recording_survives_minari(policy, space, actions, store):
     save_as_minari(data, "test/recorded-v0", *places)
     loaded = load_dataset("test/recorded-v0").fitted_to(*places)
     assert_same(loaded, data.fitted_to(*places))
+
+
+def test_the_environment_that_is_recovered_has_the_spaces_options_and_wrappers_of_the_recorded_one(store):
+    minari = pytest.importorskip("minari")
+    rescaled = dict(wrapper_class=RescaleAction, wrapper_kwargs=dict(min_action=-0.5, max_action=0.5))
+    plain = make_vec_env("Pendulum-v1", 2, env_kwargs=dict(g=5.0))
+    wrapped = make_vec_env("Pendulum-v1", 2, **rescaled)
+    for name, env in (("plain", plain), ("wrapped", wrapped), ("stacked", VecFrameStack(plain, 2))):
+        data = record(PPG("MlpPolicy", env, **SMALL), env, 20, seed=0)
+        save_as_minari(data, f"test/{name}-v0", env.observation_space, env.action_space, env.get_attr("spec")[0])
+        dataset = minari.load_dataset(f"test/{name}-v0")
+        if name == "stacked":
+            assert dataset.spec.env_spec is None
+            continue
+        recovered = dataset.recover_environment()
+        assert (recovered.observation_space, recovered.action_space) == (env.observation_space, env.action_space)
+        assert recovered.unwrapped.g == (5 if name == "plain" else 10)
+    save_as_minari(data, "test/bare-v0", env.observation_space, env.action_space, "Pendulum-v1")
+    assert minari.load_dataset("test/bare-v0").spec.env_spec is None
 
 
 def test_a_name_that_cannot_be_saved_under_is_refused_and_leaves_nothing(store):

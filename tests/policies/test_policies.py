@@ -199,6 +199,23 @@ def test_a_policy_for_other_observations_is_refused(cls, space):
         make(cls, space)
 
 
+@pytest.mark.parametrize("extractor", [{}, dict(features_extractor_class=ImpalaCNN)])
+@pytest.mark.parametrize(
+    ("space", "remedy"),
+    [
+        (image_space(4, 40, 40, 3), "VecFrameStack"),
+        (image_space(4, 40, 40, 1), "leave out the last axis"),
+        (image_space(40, 40), "give gray images a last axis"),
+        (spaces.Box(0, 1, (3, 40, 40)), "normalize_images"),
+        (spaces.Box(0, 1, (10, 10, 4)), "MinAtarCNN"),
+        (VECTOR, "MlpPolicy"),
+    ],
+)
+def test_observations_that_are_no_images_are_refused_with_their_own_remedy(space, remedy, extractor):
+    with pytest.raises(ArgumentError, match=remedy):
+        make(CnnPolicy, space, **extractor)
+
+
 class OwnTrunk(MlpPolicy):
     def _build_mlp_extractor(self):
         self.mlp_extractor = MlpExtractor(self.features_dim, [8], nn.Tanh)
