@@ -342,7 +342,7 @@ BAD_ARGUMENTS += [
     (DDCPG | dict(n_steps=1, normalize_advantage=False), "n_steps`=1 cannot work: DynamicsObjective draws other samples"),
     (
         DDCPG | dict(env=RandomEnv(VECTOR, spaces.Discrete(1))),
-        r"objective`='ddcpg' cannot work with Discrete\(1\).*use 'dcpg'",
+        r"DynamicsObjective cannot work with Discrete\(1\).*use 'dcpg'",
     ),
     (dict(value_learning_rate=1e-3), "value_learning_rate`=0.001 cannot work: both losses share.*n_value_epochs"),
     (dict(micro_batch_size=4, policy_kwargs=BATCH_NORM), "micro_batch_size`=4 cannot work: batch normalization.*None"),
@@ -498,7 +498,7 @@ def test_a_budget_below_three_phases_warns_with_the_numbers_also_on_a_further_le
 def test_auxiliary_phases_of_few_optimizer_steps_are_advised_against_when_the_model_is_made():
     """1,024 samples in minibatches of 64: 16 steps in each epoch."""
     kwargs = dict(n_steps=256, batch_size=64, seed=0, device="cpu")
-    with pytest.warns(UserWarning, match=r"takes 16 optimizer steps.*0\.0003.*raise `n_aux_epochs`=1") as caught:
+    with pytest.warns(UserWarning, match=r"takes 16 optimizer steps.*0\.0003.*Raise `n_aux_epochs`=1") as caught:
         PPG("MlpPolicy", "Pendulum-v1", n_aux_epochs=1, **kwargs)
     assert [warning.filename for warning in caught] == [__file__]
     ADVISED.clear()

@@ -240,8 +240,8 @@ class Objective(nn.Module):
         old_values = batch.old_values / unit if is_clipped else None
         in_units: Any = (head(latent).flatten() / unit, targets / unit, old_values)
         if self.value_clip is None:
-            return losses.value_loss(*in_units, clip_range_vf, weights, self.huber_threshold)
-        return losses.clipped_value_loss(*in_units, self.value_clip, weights, self.huber_threshold)
+            return losses.value_loss(*in_units, clip_range_vf, weights, huber_threshold=self.huber_threshold)
+        return losses.clipped_value_loss(*in_units, self.value_clip, weights, huber_threshold=self.huber_threshold)
 
     def evaluated_losses(
         self, policy: PhasicActorCriticPolicy, evaluation: Evaluation, batch: Any, coefficients: Coefficients

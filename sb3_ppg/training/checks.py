@@ -220,7 +220,7 @@ def check_replay(model: PhasicInterface) -> None:
     require(model, has_value_epochs, "replay_kwargs", remedy)
 
 
-ENOUGH_STEPS = 150  # of the optimizer in an auxiliary phase, at PPG's default learning rate; see docs/guides/tuning.md
+ENOUGH_STEPS = 150  # of the optimizer in an auxiliary phase, at the default learning rate; see docs/guides/tuning.md
 
 
 def advise_on_short_phases(model: PhasicInterface) -> None:
@@ -233,9 +233,8 @@ def advise_on_short_phases(model: PhasicInterface) -> None:
     if n_steps < ENOUGH_STEPS and n_steps * rate < ENOUGH_STEPS * 3e-4:
         advise(
             "short phases",
-            f"An auxiliary phase takes {n_steps} optimizer steps at a learning rate of {rate:g}. With fewer than about "
-            f"{ENOUGH_STEPS}, it is hardly better than none: raise `n_aux_epochs`={model.n_aux_epochs} or "
-            "`n_policy_iterations`, lower `aux_batch_size`, or use `n_aux_epochs`=0",
+            f"An auxiliary phase takes {n_steps} optimizer steps at a learning rate of {rate:g}: below about {ENOUGH_STEPS}, "
+            f"most of its gain is lost. Raise `n_aux_epochs`={model.n_aux_epochs}, or lower `aux_batch_size`",
         )
 
 

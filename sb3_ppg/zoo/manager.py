@@ -30,7 +30,7 @@ from sb3_ppg import PPG, MaskablePPG, PhasicCallback, PhasicCheckpointCallback, 
 from sb3_ppg.arguments import argument_names
 from sb3_ppg.distributed import broadcast, gather, n_processes, rank
 from sb3_ppg.environments.watched import innermost
-from sb3_ppg.errors import ArgumentError, ModelFormatError, nearest, raised_as
+from sb3_ppg.errors import ADVISED, ArgumentError, ModelFormatError, nearest, raised_as
 from sb3_ppg.family import FAMILY, with_preset
 from sb3_ppg.hub.pretrained import read_model
 from sb3_ppg.optim.micro_batches import keep_freed_memory
@@ -133,6 +133,8 @@ class Manager(ExperimentManager):
             hyperparams, self.saved_hyperparams = super().read_hyperparameters()
         finally:
             self.env_name = env_name
+        if not self.custom_hyperparams:
+            ADVISED.add("short phases")  # which the file's own settings may have: they were run as they are
         if self.algo in OFFLINE and "dataset" not in hyperparams:
             raise ArgumentError(f"{self.algo.upper()} learns from recorded data: name it with --dataset")
         self._set_eval_env_kwargs(hyperparams.get("env_kwargs", self.env_kwargs))
