@@ -237,11 +237,11 @@ class Objective(nn.Module):
         is_clipped = self.value_clip is not None or clip_range_vf is not None
         if not is_clipped and self.huber_threshold is None:
             return head_loss(head, latent, targets, unit, weights)
+        values, targets = head(latent).flatten() / unit, targets / unit
         old_values = batch.old_values / unit if is_clipped else None
-        in_units: Any = (head(latent).flatten() / unit, targets / unit, old_values)
         if self.value_clip is None:
-            return losses.value_loss(*in_units, clip_range_vf, weights, huber_threshold=self.huber_threshold)
-        return losses.clipped_value_loss(*in_units, self.value_clip, weights, huber_threshold=self.huber_threshold)
+            return losses.value_loss(values, targets, old_values, clip_range_vf, weights, self.huber_threshold)
+        return losses.clipped_value_loss(values, targets, old_values, self.value_clip, weights, self.huber_threshold)
 
     def evaluated_losses(
         self, policy: PhasicActorCriticPolicy, evaluation: Evaluation, batch: Any, coefficients: Coefficients

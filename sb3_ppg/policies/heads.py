@@ -41,7 +41,7 @@ class ValueHead(nn.Linear):
 
     @property
     def is_new(self) -> bool:
-        """Whether its bias is still zero, as at the beginning."""
+        """True if its bias is still zero, as at the beginning."""
         return not self.bias.any()
 
     @override
