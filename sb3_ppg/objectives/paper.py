@@ -238,7 +238,7 @@ class Objective(nn.Module):
         if not is_clipped and self.huber_threshold is None:
             return head_loss(head, latent, targets, unit, weights)
         values, targets = head(latent).flatten() / unit, targets / unit
-        old_values = batch.old_values / unit if is_clipped else None
+        old_values: Any = batch.old_values / unit if is_clipped else None
         if self.value_clip is None:
             return losses.value_loss(values, targets, old_values, clip_range_vf, weights, self.huber_threshold)
         return losses.clipped_value_loss(values, targets, old_values, self.value_clip, weights, self.huber_threshold)
