@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 from typing_extensions import override
@@ -254,12 +254,13 @@ class PPG(PhasicAlgorithm):
         if self.normalize_value_targets and self.n_aux_epochs > 0:
             n_averaged = self._n_rollouts if self.normalize_value_targets == "running" else self.n_policy_iterations
             weight = 1 / min(self._n_rollouts, n_averaged)  # at first all rollouts weigh the same
-            head: Any = self.policy.value_net
+            head, old_values = cast(Any, self.policy.value_net), rollout.arrays["old_values"]
             is_new = getattr(head, "is_new", False)
-            outputs = (rollout.arrays["old_values"] - head.mean.cpu().numpy()) / head.std.cpu().numpy() if is_new else None
+            outputs = (old_values - head.mean.cpu().numpy()) / head.std.cpu().numpy() if is_new else None
             change_value_units(self.policy, self.optimizers, rollout.arrays["targets"], weight)
-            if outputs is not None:  # losses compare the head's predictions with these
-                rollout.arrays["old_values"] = head.mean.cpu().numpy() + head.std.cpu().numpy() * outputs
+            if outputs is not None:  # the head predicts others now, which losses compare with these
+                values = head.mean.cpu().numpy() + head.std.cpu().numpy() * outputs
+                rollout.arrays["old_values"] = values.astype(old_values.dtype)
         elif self.policy.value_unit != 1.0:
             set_value_units(self.policy, self.optimizers, 0.0, 1.0)
 

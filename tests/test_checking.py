@@ -185,7 +185,6 @@ def test_what_ppg_refuses_is_an_error_with_its_remedy():
     inputs = dict(
         nested=spaces.Dict(a=spaces.Dict(b=VECTOR)),
         scalar=spaces.Box(-1, 1, ()),
-        scalar_in_dict=spaces.Dict(a=spaces.Box(-1, 1, ())),
         empty=spaces.Box(-1, 1, (0,)),
         matrix=spaces.MultiDiscrete([[2, 3], [2, 2]]),
         small_image_in_dict=spaces.Dict(a=image_space(20, 20, 3)),

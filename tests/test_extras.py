@@ -142,17 +142,16 @@ OBSERVATION = np.zeros(3, np.float32)
 
 def test_what_an_environment_may_not_return_is_explained_and_its_errors_stay_what_they_are(monkeypatch):
     model = PPG("MlpPolicy", RandomEnv(VECTOR, spaces.Discrete(2)), **SMALL)
-    for method, returned in (
-        ("step", (OBSERVATION, None, False, False, {})),
-        ("step", (OBSERVATION, 1.0, False, {})),
-        ("step", (OBSERVATION, 1.0, False, False, None)),
-        ("step", (np.zeros(4, np.float32), 1.0, False, False, {})),
-        ("reset", OBSERVATION),
+    call = r"`step` \(observation, reward, terminated, truncated, info\), where the reward is a number"
+    for method, returned, message in (
+        ("step", (OBSERVATION, None, False, False, {}), call),
+        ("step", (OBSERVATION, 1.0, False, {}), call),
+        ("step", (OBSERVATION, 1.0, False, False, None), call),
+        ("step", (np.zeros(4, np.float32), 1.0, False, False, {}), r"of shape \(4,\) that does not fit"),
+        ("reset", OBSERVATION, call),
     ):
         monkeypatch.setattr(RandomEnv, method, lambda *_, its=returned, **__: its)
-        with pytest.raises(
-            ArgumentError, match=r"`step` \(observation, reward, terminated, truncated, info\), where the reward is a number"
-        ):
+        with pytest.raises(ArgumentError, match=message):
             model.learn(16)
         monkeypatch.undo()
     monkeypatch.setattr(RandomEnv, "step", lambda *_: int("a number"))

@@ -342,7 +342,7 @@ BAD_ARGUMENTS += [
     (DDCPG | dict(n_steps=1, normalize_advantage=False), "n_steps`=1 cannot work: DynamicsObjective draws other samples"),
     (
         DDCPG | dict(env=RandomEnv(VECTOR, spaces.Discrete(1))),
-        r"DynamicsObjective cannot work with Discrete\(1\).*use 'dcpg'",
+        r"objective`=DDCPG cannot work with Discrete\(1\).*use 'dcpg'",
     ),
     (dict(value_learning_rate=1e-3), "value_learning_rate`=0.001 cannot work: both losses share.*n_value_epochs"),
     (dict(micro_batch_size=4, policy_kwargs=BATCH_NORM), "micro_batch_size`=4 cannot work: batch normalization.*None"),

@@ -49,8 +49,7 @@ def check_environment(env: Any) -> None:
     parts = space.values() if isinstance(space, spaces.Dict) else [space]
     is_composed = any(isinstance(part, COMPOSED) for part in parts)
     is_matrix = any(isinstance(part, spaces.MultiDiscrete) and len(part.shape) > 1 for part in parts)
-    is_scalar = any(isinstance(part, spaces.Box) and part.shape == () for part in parts)
-    if is_composed or is_matrix or is_scalar or getattr(space, "shape", None) == (0,):
+    if is_composed or is_matrix or (isinstance(space, spaces.Box) and space.shape in ((), (0,))):
         remedy = "use gymnasium.wrappers.FlattenObservation, or an ObservationWrapper that gives a Box or a Dict of Boxes"
         what = "nested, empty, of varying size, a number without axis, or a MultiDiscrete of several axes"
         raise NotImplementedError(f"{space} observations are not supported ({what}): {remedy}")

@@ -383,7 +383,8 @@ def test_callbacks_may_draw_minibatches_of_a_rollout(kind, tmp_path):
 
 def test_a_discount_that_a_callback_changes_is_used_throughout_the_update():
     """At a learning rate of 0 the recomputed advantages are those of the first epoch."""
-    model = make_kind("vectors", learning_rate=0.0, recompute_advantages=True, n_epochs=2, normalize_advantage=False)
+    raw = dict(normalize_advantage=False, normalize_value_targets=False)
+    model = make_kind("vectors", learning_rate=0.0, recompute_advantages=True, n_epochs=2, **raw)
     model.rollout_buffer.gamma = 0.5
     collect(model)
     before = model.rollout_buffer.advantages.copy()
