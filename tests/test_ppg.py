@@ -2,7 +2,6 @@
 
 import re
 import tracemalloc
-import warnings
 from types import SimpleNamespace
 
 import numpy as np
@@ -502,11 +501,11 @@ def test_auxiliary_phases_of_few_optimizer_steps_are_advised_against_when_the_mo
         PPG("MlpPolicy", "Pendulum-v1", n_aux_epochs=1, **kwargs)
     assert [warning.filename for warning in caught] == [__file__]
     ADVISED.clear()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for enough in (dict(n_aux_epochs=10), dict(n_aux_epochs=0), dict(n_aux_epochs=1, aux_learning_rate=3e-3), {}):
-            PPG("MlpPolicy", "Pendulum-v1", **(kwargs if enough else dict(device="cpu")), **enough)
-        RecurrentPPG("MlpLstmPolicy", "Pendulum-v1", device="cpu")
+    capacity = dict(n_aux_epochs=1, aux_buffer_kwargs=dict(capacity=40))
+    for enough in (dict(n_aux_epochs=10), dict(n_aux_epochs=0), dict(n_aux_epochs=1, aux_learning_rate=3e-3), capacity, {}):
+        PPG("MlpPolicy", "Pendulum-v1", **(kwargs if enough else dict(device="cpu")), **enough)
+    RecurrentPPG("MlpLstmPolicy", "Pendulum-v1", device="cpu")
+    assert not ADVISED
 
 
 @pytest.mark.filterwarnings("error")
