@@ -79,10 +79,7 @@ def replace_observations(observations: Any, new: Any, places: Any) -> None:
 # ---- Gymnasium ----
 
 # Modules of Gymnasium's wrappers that keep no state, so that they do not mind if some environments are reset
-STATELESS = (
-    *("vectorize_action", "vectorize_observation", "vectorize_reward", "dict_info_to_list"),
-    *("array_conversion", "jax_to_numpy", "jax_to_torch", "numpy_to_torch"),
-)
+STATELESS = ("vectorize_action", "vectorize_observation", "vectorize_reward", "dict_info_to_list")
 SAME_STEP = "autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP"
 
 
