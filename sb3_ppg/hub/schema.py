@@ -6,7 +6,7 @@ classes by name from a fixed list, and the reader's own objects.
 import math
 from collections.abc import Mapping
 from functools import partial
-from types import FunctionType
+from types import CellType, FunctionType
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -308,7 +308,8 @@ def _given_name(value: Any, custom_objects: Mapping[str, Any]) -> str | None:
             return identity(thing.func), repr(thing.args), repr(thing.keywords)
         if not isinstance(thing, type | FunctionType) or "<lambda>" in thing.__qualname__:
             return id(thing)
-        variables = [] if isinstance(thing, type) else [cell.cell_contents for cell in thing.__closure__ or ()]
+        cells = () if isinstance(thing, type) else thing.__closure__ or ()
+        variables = [cell.cell_contents for cell in cells if cell != CellType()]  # which has no contents
         return thing.__module__, thing.__qualname__, repr(variables)
 
     return next((name for name, custom in custom_objects.items() if identity(custom) == identity(value)), None)

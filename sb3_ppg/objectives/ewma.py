@@ -16,6 +16,7 @@ from typing_extensions import override
 from sb3_ppg import losses
 from sb3_ppg.arguments import BELOW_ONE, check_value, number, require
 from sb3_ppg.distributed import moments, n_processes
+from sb3_ppg.errors import ArgumentError
 from sb3_ppg.objectives.paper import MAX_WEIGHT, Coefficients, Objective, replays, weights_of
 from sb3_ppg.policies import PhasicActorCriticPolicy
 
@@ -35,7 +36,11 @@ class DecoupledObjective(Objective):
     corrects_for_staleness: ClassVar[bool] = True
 
     def __init__(self, policy: PhasicActorCriticPolicy, importance_limit: float = 100.0, **kwargs: Any) -> None:
-        super().__init__(policy, None, **kwargs)
+        super().__init__(policy, **kwargs)
+        if self.dual_clip is not None:
+            raise ArgumentError(
+                f"`dual_clip`={self.dual_clip} cannot work: {type(self).__name__} has no such clipping; use None"
+            )
         check_value("importance_limit", importance_limit, number(1, MAX_WEIGHT))
         self.importance_limit = importance_limit
         self.proximal = AveragedModel(policy)
