@@ -19,7 +19,7 @@ from gymnasium.wrappers import NormalizeObservation, NormalizeReward
 from sb3_contrib.common.maskable.utils import is_masking_supported
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.preprocessing import is_image_space
-from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv
+from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecNormalize
 from typing_extensions import override
 
 from sb3_ppg.arrays import map_arrays
@@ -104,10 +104,9 @@ def check(env: Any, seconds: float = 3.0, **arguments: Any) -> EnvironmentReport
         play = _Play(made, seconds)
         try:
             with ExitStack() as frozen:
-                for layer in normalizers(play.given):
-                    frozen.enter_context(patch.object(layer, "training", False))
-                for layer in _with_statistics(play.given):
-                    frozen.enter_context(patch.object(layer, "_update_running_mean", False))
+                for layer in (*normalizers(play.given), *_with_statistics(play.given)):
+                    switch = "training" if isinstance(layer, VecNormalize) else "_update_running_mean"
+                    frozen.enter_context(patch.object(layer, switch, False))
                 play.begin(arguments)
             findings = [*play.faults(), *play.advice()]
         except Exception as error:

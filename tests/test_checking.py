@@ -126,7 +126,7 @@ def without_any_last():
 
 
 class WithoutAttributes(StepsChanged):
-    """As some simulators' environments."""
+    """Stands for a simulator whose environments have no attributes."""
 
     def get_attr(self, attr_name, indices=None):
         if attr_name == "spec":

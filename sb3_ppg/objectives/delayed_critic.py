@@ -111,8 +111,7 @@ class DynamicsObjective(DelayedCriticObjective):
         require(arguments, not isinstance(arguments.micro_batch_size, int), "micro_batch_size", remedy)
         require(arguments, arguments.n_steps > 1, "n_steps", f"{name} draws other samples of a sequence; use at least 2")
         if isinstance(policy.action_space, spaces.Discrete) and policy.action_space.n == 1:
-            place = f"`objective`={name} cannot work with {policy.action_space}"
-            raise ArgumentError(f"{place}: it draws other actions; use 'dcpg'")
+            raise ArgumentError(f"`objective`={name} cannot work with {policy.action_space}: there are no others; use 'dcpg'")
 
     @override
     def evaluated_losses(

@@ -34,7 +34,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_settings_of_ones_own_file_are_advised_on(tmp_path):
-    """Those of our files were run as they are."""
+    """The settings of our files were run as they are."""
     (tmp_path / "mine.yml").write_text("CartPole-v1: {policy: MlpPolicy, n_timesteps: 64, n_steps: 64, batch_size: 64}")
     with pytest.warns(UserWarning, match="takes 24 optimizer steps"):
         run("train", "--env", "CartPole-v1", "-conf", "mine.yml", "--eval-freq", "-1", cwd=tmp_path)
