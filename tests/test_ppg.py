@@ -338,7 +338,7 @@ BAD_ARGUMENTS += [
     (dict(objective_kwargs=dict(dual_clp=3)), "dual_clp`=3 cannot work: Objective has no such argument; nearest: dual_clip"),
     (
         dict(objective="dcpg", objective_kwargs=dict(value_loss="huber")),
-        "value_loss`='huber' cannot work: DelayedCriticObjective has no such argument; nearest: value_distance_coef$",
+        "value_loss`='huber' cannot work: DelayedCriticObjective has no such argument; there are policy, value_distance_coef$",
     ),
     (dict(objective="ewma", objective_kwargs=dict(dual_clip=3)), "dual_clip`=3 cannot work: EWMAObjective has no such clip"),
     (dict(replay_kwargs=dict(policy_rollout=2)), "policy_rollout`=2 cannot work: .* nearest: policy_rollouts"),
