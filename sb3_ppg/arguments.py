@@ -225,14 +225,19 @@ def arguments_explained(function: Function) -> Function:
     return cast(Function, explaining)
 
 
-def argument_names(cls: type, method: str = "__init__", without: str = "stable_baselines3") -> list[str]:
-    """Return the names of a method's arguments in a class and its bases, except those of the package ``without``."""
-    parameters = [
-        parameter
-        for ancestor in cls.__mro__
-        if method in vars(ancestor) and ancestor.__module__.split(".")[0] not in (without, "builtins")
-        for parameter in inspect.signature(vars(ancestor)[method]).parameters.values()
-    ]
+def argument_names(cls: type, method: str = "__init__", accepted: bool = False) -> list[str]:
+    """
+    Return the names of a method's arguments in PPG or a subclass, and its bases; with ``accepted``, in any class, those that
+    it takes or passes on as ``**kwargs``.
+    """
+    parameters: list[inspect.Parameter] = []
+    for ancestor in cls.__mro__:
+        if method in vars(ancestor) and (
+            accepted or ancestor.__module__.split(".")[0] not in ("stable_baselines3", "builtins")
+        ):
+            parameters += inspect.signature(vars(ancestor)[method]).parameters.values()
+            if accepted and parameters[-1].kind != inspect.Parameter.VAR_KEYWORD:
+                break
     variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     names = dict.fromkeys(parameter.name for parameter in parameters if parameter.kind not in variable)
     return [name for name in names if name != "self"]
@@ -285,7 +290,7 @@ def type_errors_explained(cls: Any, given: dict[str, Any]) -> Iterator[None]:
             raise
         found = re.search(r"unexpected keyword argument '(\w+)'", str(error))
         if found and (name := found[1]) in given:
-            there = nearest(name, argument_names(cls, without=""))
+            there = nearest(name, argument_names(cls, accepted=True))
             raise ArgumentError(f"`{name}`={given[name]!r} cannot work: {cls.__name__} has no such argument{there}") from error
         raise ArgumentError(f"{cls.__name__} cannot be made with {given}: {error}") from error
 

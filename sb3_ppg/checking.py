@@ -7,7 +7,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Iterator
-from contextlib import ExitStack, redirect_stdout
+from contextlib import ExitStack, redirect_stdout, suppress
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
@@ -19,7 +19,7 @@ from gymnasium.wrappers import NormalizeObservation, NormalizeReward
 from sb3_contrib.common.maskable.utils import is_masking_supported
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.preprocessing import is_image_space
-from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
+from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecNormalize
 from typing_extensions import override
 
 from sb3_ppg.arrays import map_arrays
@@ -104,10 +104,9 @@ def check(env: Any, seconds: float = 3.0, **arguments: Any) -> EnvironmentReport
         play = _Play(made, seconds)
         try:
             with ExitStack() as frozen:
-                for layer in normalizers(play.given):
-                    frozen.enter_context(patch.object(layer, "training", False))
-                for layer in _with_statistics(play.given):
-                    frozen.enter_context(patch.object(layer, "_update_running_mean", False))
+                for layer in (*normalizers(play.given), *_with_statistics(play.given)):
+                    switch = "training" if isinstance(layer, VecNormalize) else "_update_running_mean"
+                    frozen.enter_context(patch.object(layer, switch, False))
                 play.begin(arguments)
             findings = [*play.faults(), *play.advice()]
         except Exception as error:
@@ -231,7 +230,8 @@ class _Play(BaseCallback):
             seen = f"{len(unflagged)} of {len(terminated) + len(both)} episodes end at step {unflagged[0]}, {how}"
             remedy = f"if this is a time limit, return only `truncated`, or use `ignore_terminations`={unflagged[0]}"
             yield Finding("time limit", "warning", seen, remedy)
-        in_workers = [kind for kind in (NormalizeObservation, NormalizeReward) if any(self.training_env.env_is_wrapped(kind))]
+        kinds = (NormalizeObservation, NormalizeReward) if isinstance(innermost(self.training_env), SubprocVecEnv) else ()
+        in_workers = [kind for kind in kinds if any(self.training_env.env_is_wrapped(kind))]
         for name in sorted({kind.__name__ for kind in (*map(type, _with_statistics(self.given)), *in_workers)}):
             seen = f"{name} keeps running statistics, which are not saved with the model"
             yield Finding("running statistics", "warning", seen, "use SB3's VecNormalize, which all environments share")
@@ -239,7 +239,9 @@ class _Play(BaseCallback):
     def advice(self) -> Iterator[Finding]:
         """Suggest how to train."""
         lengths = [length for kind in self.lengths.values() for length in kind]
-        spec = self.training_env.get_attr("spec")[0] if self.training_env.has_attr("spec") else None
+        spec: Any = None
+        with suppress(Exception):  # a VecEnv of one's own may have no attributes
+            spec = self.training_env.get_attr("spec")[0]
         length = np.median(lengths) if lengths else getattr(spec, "max_episode_steps", None)
         said, n_steps = f"no episode has ended in {self.n_calls} steps", ""
         if length:

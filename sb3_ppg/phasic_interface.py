@@ -355,7 +355,7 @@ def _known_policy(policy: Any, algorithm: type[PhasicInterface]) -> Any:
     """Return a policy's name, also for a plain class of SB3 or sb3-contrib, or a class for this algorithm; refuse others."""
     aliases = algorithm.policy_aliases
     base: Any = next(iter(aliases.values()))
-    plain = COUNTERPARTS[base.algorithm].policy_aliases
+    plain = next(COUNTERPARTS[cls.__name__] for cls in algorithm.__mro__ if cls.__name__ in COUNTERPARTS).policy_aliases
     policy = next((name for name, cls in plain.items() if cls is policy), policy)
     is_class = isinstance(policy, type) and issubclass(policy, base)
     is_for_it = is_class and policy.algorithm in [cls.__name__ for cls in algorithm.__mro__]

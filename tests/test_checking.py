@@ -125,6 +125,18 @@ def without_any_last():
     return without("terminal_observation", with_(flags=lambda self: (self.np_random.random() < 0.1, False)))()
 
 
+class WithoutAttributes(StepsChanged):
+    """Stands for a simulator whose environments have no attributes."""
+
+    def get_attr(self, attr_name, indices=None):
+        if attr_name == "spec":
+            raise NotImplementedError
+        return super().get_attr(attr_name, indices)
+
+    def env_is_wrapped(self, wrapper_class, indices=None):
+        raise NotImplementedError
+
+
 TRUNCATES = with_(flags=lambda self: (False, self.t == 9))
 BLACK = with_(TRUNCATES, observe=lambda self: Right.observe(self) * (self.t % 3 > 0 or self.t == 0))
 CLEARED = with_(BLACK, flags=lambda self: (self.t == 6 or (self.t == 3 and self.np_random.random() < 0.5), False))
@@ -174,8 +186,9 @@ def test_each_check_is_tripped_by_its_fault_alone(kind, level, faulty, right):
         lambda: gym.make_vec("CartPole-v1", 2, vectorization_mode="sync"),
         lambda: gym.make_vec("CartPole-v1", 2),
         "MountainCarContinuous-v0",
+        lambda: WithoutAttributes(make_vec_env(Right, 2), lambda *step: step),
     ],
-    ids=["environment", "SyncVectorEnv", "make_vec", "own vector class", "ID"],
+    ids=["environment", "SyncVectorEnv", "make_vec", "own vector class", "ID", "no attributes"],
 )
 def test_what_is_right_gets_advice_alone(env):
     assert {*found(env).values()} == {"advice"}

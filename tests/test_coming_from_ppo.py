@@ -315,6 +315,13 @@ def test_the_plain_policy_classes_of_ppo_mean_ours(tmp_path, algorithm, number):
             algorithm([*other.policy_aliases.values()][number], RandomEnv(space, spaces.Discrete(3)), **SMALL)
 
 
+def test_an_algorithm_of_ones_own_may_have_policies_for_it_alone():
+    own_policy = type("OwnPolicy", (MlpPolicy,), dict(algorithm="Own"))
+    own = type("Own", (PPG,), dict(policy_aliases={"MlpPolicy": own_policy}))
+    for policy in ("MlpPolicy", own_policy, PPO.policy_aliases["MlpPolicy"]):
+        assert own(policy, random_envs(), **SMALL).policy_class is own_policy
+
+
 def test_the_page_says_how_ppgs_models_count_as_ppos():
     """Run in another process, because the line changes a process for good."""
     program = """if True:

@@ -14,7 +14,7 @@ from stable_baselines3 import PPO
 from sb3_ppg import ArgumentError
 from sb3_ppg.comparison import scores
 from sb3_ppg.comparison.report import Comparison
-from sb3_ppg.comparison.runs import Episodes, Run, carry_out
+from sb3_ppg.comparison.runs import Episodes, Run, carry_out, code_hashes
 from sb3_ppg.comparison.scores import Estimate, improvements, interquartile_means, is_told_apart, seeds_needed
 from tests.helpers import ROOT, run, wait_for
 
@@ -43,6 +43,10 @@ class Mine(PPO):
 gymnasium.register("Noise-v0", EndsAfterNoise)
 ALGOS["mine"] = Mine
 """
+
+
+def test_long_words_of_a_command_are_no_files():
+    assert "x" * 10_000 not in code_hashes((), ["x" * 10_000])
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 import re
 import tracemalloc
-import warnings
 from types import SimpleNamespace
 
 import numpy as np
@@ -337,12 +336,17 @@ BAD_ARGUMENTS = [({name: value}, name) for name, values in BAD_VALUES.items() fo
 BAD_ARGUMENTS += [(dict(policy_kwargs=kwargs), message) for kwargs, message in CONTRADICTORY_NETWORKS + BAD_POLICY_KWARGS]
 BAD_ARGUMENTS += [
     (dict(objective_kwargs=dict(dual_clp=3)), "dual_clp`=3 cannot work: Objective has no such argument; nearest: dual_clip"),
+    (
+        dict(objective="dcpg", objective_kwargs=dict(value_loss="huber")),
+        "value_loss`='huber' cannot work: DelayedCriticObjective has no such argument; there are policy, value_distance_coef$",
+    ),
+    (dict(objective="ewma", objective_kwargs=dict(dual_clip=3)), "dual_clip`=3 cannot work: EWMAObjective has no such clip"),
     (dict(replay_kwargs=dict(policy_rollout=2)), "policy_rollout`=2 cannot work: .* nearest: policy_rollouts"),
     (dict(rollout_buffer_kwargs=dict(window=2)), "window`=2 cannot work: RolloutBuffer has no such argument"),
     (DDCPG | dict(n_steps=1, normalize_advantage=False), "n_steps`=1 cannot work: DynamicsObjective draws other samples"),
     (
         DDCPG | dict(env=RandomEnv(VECTOR, spaces.Discrete(1))),
-        r"objective`=DDCPG cannot work with Discrete\(1\).*use 'dcpg'",
+        r"objective`=DynamicsObjective cannot work with Discrete\(1\).*use 'dcpg'",
     ),
     (dict(value_learning_rate=1e-3), "value_learning_rate`=0.001 cannot work: both losses share.*n_value_epochs"),
     (dict(micro_batch_size=4, policy_kwargs=BATCH_NORM), "micro_batch_size`=4 cannot work: batch normalization.*None"),
@@ -502,11 +506,11 @@ def test_auxiliary_phases_of_few_optimizer_steps_are_advised_against_when_the_mo
         PPG("MlpPolicy", "Pendulum-v1", n_aux_epochs=1, **kwargs)
     assert [warning.filename for warning in caught] == [__file__]
     ADVISED.clear()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for enough in (dict(n_aux_epochs=10), dict(n_aux_epochs=0), dict(n_aux_epochs=1, aux_learning_rate=3e-3), {}):
-            PPG("MlpPolicy", "Pendulum-v1", **(kwargs if enough else dict(device="cpu")), **enough)
-        RecurrentPPG("MlpLstmPolicy", "Pendulum-v1", device="cpu")
+    capacity = dict(n_aux_epochs=1, aux_buffer_kwargs=dict(capacity=40))
+    for enough in (dict(n_aux_epochs=10), dict(n_aux_epochs=0), dict(n_aux_epochs=1, aux_learning_rate=3e-3), capacity, {}):
+        PPG("MlpPolicy", "Pendulum-v1", **(kwargs if enough else dict(device="cpu")), **enough)
+    RecurrentPPG("MlpLstmPolicy", "Pendulum-v1", device="cpu")
+    assert not ADVISED
 
 
 @pytest.mark.filterwarnings("error")

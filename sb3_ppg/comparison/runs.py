@@ -54,13 +54,15 @@ def code_hashes(packages: Collection[str], named: Iterable[str]) -> dict[str, st
     all imported modules that are not installed or belong to one of ``packages``.
     """
     package = Path(__file__).parents[1]
-    files = {str(file.relative_to(package)): file for file in package.rglob("*.py")} | {word: Path(word) for word in named}
+    files: dict[str, Any] = {str(file.relative_to(package)): file for file in package.rglob("*.py")}
+    files |= {word: word for word in named}
     for name, module in [*sys.modules.items()]:
         file, top = Path(getattr(module, "__file__", None) or ""), name.split(".")[0]
         is_installed = not {"site-packages", "dist-packages"}.isdisjoint(file.parts) or str(file).startswith(STANDARD_LIBRARY)
         if top not in ("__main__", package.name) and (top in packages or not is_installed):
             files[name] = file
-    return {name: hashlib.sha256(file.read_bytes()).hexdigest() for name, file in files.items() if file.is_file()}
+    found = {name: Path(file) for name, file in files.items() if os.path.isfile(file)}  # not `is_file`: words may be long
+    return {name: hashlib.sha256(file.read_bytes()).hexdigest() for name, file in found.items()}
 
 
 class Episodes(BaseCallback):

@@ -79,10 +79,7 @@ def replace_observations(observations: Any, new: Any, places: Any) -> None:
 # ---- Gymnasium ----
 
 # Modules of Gymnasium's wrappers that keep no state, so that they do not mind if some environments are reset
-STATELESS = (
-    *("vectorize_action", "vectorize_observation", "vectorize_reward", "dict_info_to_list"),
-    *("array_conversion", "jax_to_numpy", "jax_to_torch", "numpy_to_torch"),
-)
+STATELESS = ("vectorize_action", "vectorize_observation", "vectorize_reward", "dict_info_to_list")
 SAME_STEP = "autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP"
 
 
@@ -140,18 +137,15 @@ class GymnasiumVecEnv(EpisodicVecEnv):
         stateful = [] if self.mode == AutoresetMode.SAME_STEP else [*_possible_state(env)]
         name = " in ".join([type(self._base_env).__name__, *reversed(stateful)])
         remedy = (
-            f"use {SAME_STEP}, or SB3's VecNormalize(sb3_ppg.environments.GymnasiumVecEnv(...)) in place of NormalizeReward "
-            "and NormalizeObservation"
+            f"use {SAME_STEP}, or SB3's VecNormalize(GymnasiumVecEnv(env)) in place of NormalizeReward or NormalizeObservation"
         )
         if stateful and self.mode == AutoresetMode.DISABLED:
             raise ArgumentError(f"`env` cannot work: {name} may lose its state when some environments are reset: {remedy}")
         self._resets_on_next_step = self.mode == AutoresetMode.NEXT_STEP and bool(stateful or not self._wraps_single_envs)
         if self._resets_on_next_step:
             if not self._wraps_single_envs:
-                remedy = (
-                    f'use gymnasium.make_vec(..., vectorization_mode="sync"), or, if the class takes it, {SAME_STEP}; for '
-                    "EnvPool, sb3_ppg.environments.EnvPoolVecEnv"
-                )
+                other = 'gymnasium.make_vec(..., vectorization_mode="sync"), or sb3_ppg.environments.EnvPoolVecEnv for EnvPool'
+                remedy = f"use {SAME_STEP} if the class takes it, {other}"
             warn(f"{name} resets in the step after an episode's end, which is lost for training: {remedy}")
         self._last: dict[int, Any] = {}  # last observations, by environment, of episodes that ended in the previous step
         self.reward_weights: np.ndarray | None = None  # a number for each component of vector rewards

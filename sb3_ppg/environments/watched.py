@@ -177,9 +177,10 @@ def results_explained() -> Iterator[None]:
     except (KeyError, TypeError, ValueError) as error:
         frames = [(frame, frame.f_globals["__name__"]) for frame, _ in traceback.walk_tb(error.__traceback__)]
         frame, module = next(entry for entry in reversed(frames) if not entry[1].startswith("numpy."))
-        if module not in READERS:
+        is_observation = frame.f_code.co_name == "_save_obs" or module == "gymnasium.vector.utils.space_utils"
+        if module not in READERS or (isinstance(error, KeyError) and not is_observation):
             raise
-        if frame.f_code.co_name == "_save_obs" or module == "gymnasium.vector.utils.space_utils":
+        if is_observation:
             owners = [frame.f_locals.get("self") for frame, _ in reversed(frames)]
             env = next(owner for owner in owners if hasattr(owner, "observation_space"))
             space = getattr(env, "single_observation_space", env.observation_space)

@@ -81,11 +81,7 @@ def save_pretrained(model: PPG, folder: str | Path, custom_objects: Mapping[str,
     arrays = all_arrays(model)
     for name, rms in {} if normalizer is None else statistics(normalizer).items():
         arrays |= {f"vec_normalize.{name}.{part}": th.as_tensor(array) for part, array in moments_of(rms).items()}
-    versions = {
-        "python": platform.python_version(),
-        "sb3-ppg": package_version(),
-        **{name: version(name) for name in PACKAGES},
-    }
+    versions = {"python": platform.python_version(), "sb3-ppg": package_version()} | {name: version(name) for name in PACKAGES}
     counters = {name: without_numpy(getattr(model, name)) for name in Counters.__struct_fields__}
     counters["_total_timesteps"] = int(min(counters["_total_timesteps"], MAX_COUNT))  # `learn` takes floats, too, and infinity
     with raised_as(ModelFormatError, "A model that nobody could load"):
@@ -207,10 +203,8 @@ def _read(
         arguments["compile_updates"] = False  # a file does not decide that a compiler runs
         policy = decode(description.policy, "policy", custom)
         model = cls(policy, None, device=device, _init_setup_model=False, **arguments)  # type: ignore[arg-type]
-        model.observation_space, model.action_space = (
-            make_space(description.observation_space),
-            make_space(description.action_space),
-        )
+        model.observation_space = make_space(description.observation_space)
+        model.action_space = make_space(description.action_space)
         model.n_envs = n_envs or description.n_envs
         model.check_arguments()
         seed, model.seed = model.seed, None  # nothing is seeded
@@ -261,10 +255,8 @@ def _make_vec_normalize(description: Description, arrays: Arrays) -> VecNormaliz
     if saved is None:
         return None
     spaces_only: gym.Env = gym.Env()
-    spaces_only.observation_space, spaces_only.action_space = (
-        make_space(saved.observation_space),
-        make_space(description.action_space),
-    )
+    spaces_only.observation_space = make_space(saved.observation_space)
+    spaces_only.action_space = make_space(description.action_space)
     settings = {name: getattr(saved, name) for name in VEC_NORMALIZE}
     settings |= {name: math.inf for name in LIMITS if settings[name] is None}
     env = VecNormalize(DummyVecEnv([lambda: spaces_only]), **settings)

@@ -6,7 +6,7 @@ classes by name from a fixed list, and the reader's own objects.
 import math
 from collections.abc import Mapping
 from functools import partial
-from types import FunctionType
+from types import CellType, FunctionType
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -299,9 +299,8 @@ def encode(value: Any, path: str, custom_objects: Mapping[str, Any]) -> Any:
 
 def _given_name(value: Any, custom_objects: Mapping[str, Any]) -> str | None:
     """
-    Return the name of an object among those of the caller's. What a script defines is not the same object in a model from an
-    SB3 zip file: classes and functions are known by module and name, and functions also by arguments (``partial``) or by
-    variables of the function around them.
+    Return the name of an object among the caller's. An SB3 zip file has copies of what a script defines, so classes and
+    functions are known by module and name, functions also by ``partial``'s arguments or variables of the function around them.
     """
 
     def identity(thing: Any) -> Any:
@@ -309,7 +308,8 @@ def _given_name(value: Any, custom_objects: Mapping[str, Any]) -> str | None:
             return identity(thing.func), repr(thing.args), repr(thing.keywords)
         if not isinstance(thing, type | FunctionType) or "<lambda>" in thing.__qualname__:
             return id(thing)
-        variables = [] if isinstance(thing, type) else [cell.cell_contents for cell in thing.__closure__ or ()]
+        cells = () if isinstance(thing, type) else thing.__closure__ or ()
+        variables = [cell.cell_contents for cell in cells if cell != CellType()]  # which has no contents
         return thing.__module__, thing.__qualname__, repr(variables)
 
     return next((name for name, custom in custom_objects.items() if identity(custom) == identity(value)), None)
@@ -323,28 +323,28 @@ def decode(value: Any, path: str, custom_objects: Mapping[str, Any]) -> Any:
         return value
     if not any(key.startswith("$") for key in value):
         return {key: decode(item, f"{path}.{key}", custom_objects) for key, item in value.items()}
-    match list(value.items()):
-        case [("$class", str(name))] if name in CLASSES:
-            return CLASSES[name]
-        case [("$custom", str(name))] if name in custom_objects:
-            return custom_objects[name]
-        case [("$custom", name)]:
-            raise ModelFormatError(
-                f"{path} is not plain data: its author must tell you what {name!r} is. Load the model with "
-                f"custom_objects={{{name!r}: ...}}"
-            )
-        case [("$tuple" | "$items" as kind, list(items))]:
-            with raised_as(ModelFormatError, path):
+    with raised_as(ModelFormatError, path):
+        match list(value.items()):
+            case [("$class", str(name))] if name in CLASSES:
+                return CLASSES[name]
+            case [("$custom", str(name))] if name in custom_objects:
+                return custom_objects[name]
+            case [("$custom", name)]:
+                raise ModelFormatError(
+                    f"{path} is not plain data: its author must tell you what {name!r} is. Load the model with "
+                    f"custom_objects={{{name!r}: ...}}"
+                )
+            case [("$tuple" | "$items" as kind, list(items))]:
                 return (tuple if kind == "$tuple" else dict)(decode(items, path, custom_objects))
-        case [("$linear", numbers)]:
-            with raised_as(ModelFormatError, path):
+            case [("$linear", numbers)]:
                 return LinearSchedule(*msgspec.convert(numbers, tuple[float, float, Fraction]))
-        case [("$reward_normalizer", state)]:
-            with raised_as(ModelFormatError, path):
+            case [("$reward_normalizer", state)]:
                 saved = msgspec.convert(state, RewardStatistics)
-            normalizer = RewardNormalizer(saved.gamma, math.inf if saved.clip is None else saved.clip, saved.epsilon)
-            rms = normalizer.return_rms
-            rms.mean, rms.var, rms.count = np.array(saved.mean), np.array(saved.var), saved.count
-            normalizer.last_returns = None if saved.last_returns is None else np.array(saved.last_returns, dtype=np.float64)
-            return normalizer
+                normalizer = RewardNormalizer(saved.gamma, math.inf if saved.clip is None else saved.clip, saved.epsilon)
+                rms = normalizer.return_rms
+                rms.mean, rms.var, rms.count = np.array(saved.mean), np.array(saved.var), saved.count
+                normalizer.last_returns = (
+                    None if saved.last_returns is None else np.array(saved.last_returns, dtype=np.float64)
+                )
+                return normalizer
     raise ModelFormatError(f"{path}: {value!r:.200} is not on the list of what a file may name; a newer sb3_ppg may know it")

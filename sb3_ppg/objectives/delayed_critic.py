@@ -77,9 +77,9 @@ class DynamicsObjective(DelayedCriticObjective):
     As in the authors' code, a transition across the end of an episode counts as true, and for Discrete actions, a~ is drawn
     from the other actions by their frequencies in the minibatch. For other action spaces, it is the action of another sample.
 
-    :param value_distance_coef: see ``DelayedCriticObjective``
     :param dynamics_coef: weight of the discriminator's loss in the auxiliary phase
     :param hidden_size: units of each of its two hidden layers
+    :param kwargs: arguments of ``DelayedCriticObjective``
     """
 
     needs_whole_minibatches: ClassVar[bool] = True
@@ -88,13 +88,9 @@ class DynamicsObjective(DelayedCriticObjective):
     aux_keys = ("actions", "last_observations")
 
     def __init__(
-        self,
-        policy: PhasicActorCriticPolicy,
-        value_distance_coef: float = 1.0,
-        dynamics_coef: float = 1.0,
-        hidden_size: int = 256,
+        self, policy: PhasicActorCriticPolicy, dynamics_coef: float = 1.0, hidden_size: int = 256, **kwargs: Any
     ) -> None:
-        super().__init__(policy, value_distance_coef)
+        super().__init__(policy, **kwargs)
         check_value("dynamics_coef", dynamics_coef, number(0, MAX_WEIGHT))
         self.dynamics_coef = dynamics_coef
         self.n_actions = policy.actions.n_features  # number of choices in a Discrete space
@@ -115,9 +111,7 @@ class DynamicsObjective(DelayedCriticObjective):
         require(arguments, not isinstance(arguments.micro_batch_size, int), "micro_batch_size", remedy)
         require(arguments, arguments.n_steps > 1, "n_steps", f"{name} draws other samples of a sequence; use at least 2")
         if isinstance(policy.action_space, spaces.Discrete) and policy.action_space.n == 1:
-            raise ArgumentError(
-                f"`objective`=DDCPG cannot work with {policy.action_space}: it draws other actions; use 'dcpg'"
-            )
+            raise ArgumentError(f"`objective`={name} cannot work with {policy.action_space}: there are no others; use 'dcpg'")
 
     @override
     def evaluated_losses(

@@ -6,7 +6,7 @@ Authors' code: https://github.com/openai/ppo-ewma.
 """
 
 import math
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch as th
@@ -16,6 +16,7 @@ from typing_extensions import override
 from sb3_ppg import losses
 from sb3_ppg.arguments import BELOW_ONE, check_value, number, require
 from sb3_ppg.distributed import moments, n_processes
+from sb3_ppg.errors import ArgumentError
 from sb3_ppg.objectives.paper import MAX_WEIGHT, Coefficients, Objective, replays, weights_of
 from sb3_ppg.policies import PhasicActorCriticPolicy
 
@@ -28,23 +29,18 @@ class DecoupledObjective(Objective):
     update, and importance weights correct for the policy that collected the data. With fresh data, it equals the paper's.
 
     :param importance_limit: the largest importance weight π / π_behavior
-    :param value_clip: see ``Objective``
-    :param value_loss: see ``Objective``
-    :param huber_threshold: see ``Objective``
+    :param kwargs: arguments of ``Objective`` except ``dual_clip``
     :raises ArgumentError: for a limit below one
     """
 
     corrects_for_staleness: ClassVar[bool] = True
 
-    def __init__(
-        self,
-        policy: PhasicActorCriticPolicy,
-        importance_limit: float = 100.0,
-        value_clip: float | None = None,
-        value_loss: Literal["mse", "huber"] = "mse",
-        huber_threshold: float = 1.0,
-    ) -> None:
-        super().__init__(policy, None, value_clip, value_loss, huber_threshold)
+    def __init__(self, policy: PhasicActorCriticPolicy, importance_limit: float = 100.0, **kwargs: Any) -> None:
+        super().__init__(policy, **kwargs)
+        if self.dual_clip is not None:
+            raise ArgumentError(
+                f"`dual_clip`={self.dual_clip} cannot work: {type(self).__name__} has no such clipping; use None"
+            )
         check_value("importance_limit", importance_limit, number(1, MAX_WEIGHT))
         self.importance_limit = importance_limit
         self.proximal = AveragedModel(policy)
@@ -94,10 +90,7 @@ class EWMAObjective(DecoupledObjective):
     :param decay: decay of the average, instead of ``center_of_mass``
     :param advantage_decay: decay per rollout of the averages of the moments that normalize advantages. 0: each rollout is
         normalized by its own moments
-    :param importance_limit: see ``DecoupledObjective``
-    :param value_clip: see ``Objective``
-    :param value_loss: see ``Objective``
-    :param huber_threshold: see ``Objective``
+    :param kwargs: arguments of ``DecoupledObjective``
     :raises ArgumentError: for numbers that cannot work
     """
 
@@ -111,10 +104,7 @@ class EWMAObjective(DecoupledObjective):
         center_of_mass: float = 8.0,
         decay: float | None = None,
         advantage_decay: float = 0.0,
-        importance_limit: float = 100.0,
-        value_clip: float | None = None,
-        value_loss: Literal["mse", "huber"] = "mse",
-        huber_threshold: float = 1.0,
+        **kwargs: Any,
     ) -> None:
         check_value("center_of_mass", center_of_mass, number(0, MAX_WEIGHT))
         decay = center_of_mass / (1 + center_of_mass) if decay is None else decay
@@ -122,7 +112,7 @@ class EWMAObjective(DecoupledObjective):
         check_value("advantage_decay", advantage_decay, BELOW_ONE)
         self.decay = float(decay)
         self.advantage_decay = advantage_decay
-        super().__init__(policy, importance_limit, value_clip, value_loss, huber_threshold)
+        super().__init__(policy, **kwargs)
         self.proximal.multi_avg_fn = self.average
         for name in ("advantage_weight", "advantage_mean", "advantage_variance"):
             self.register_buffer(name, th.zeros((), dtype=th.float64))

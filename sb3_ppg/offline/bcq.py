@@ -22,7 +22,7 @@ from sb3_ppg.offline import losses
 from sb3_ppg.offline.data import fit_normalizers, load_dataset
 from sb3_ppg.offline.policies import BCQPolicy, CnnPolicy, MlpPolicy, MultiInputPolicy
 from sb3_ppg.optim.diagnostics import logger_of_run
-from sb3_ppg.saving.files import WRITTEN_BY, writer
+from sb3_ppg.saving.files import mark
 
 
 class BCQ(OffPolicyAlgorithm):
@@ -294,7 +294,7 @@ class BCQ(OffPolicyAlgorithm):
 
     @override
     def save(self, *args: Any, **kwargs: Any) -> None:
-        vars(self)[WRITTEN_BY] = writer()
+        mark(self)
         super().save(*args, **kwargs)
 
     @override

@@ -21,8 +21,6 @@ class ValueHead(nn.Linear):
     predictions: ``std`` is the unit, initially one, and ``mean`` the value that is zero in it, both in the units of the
     (normalized) return. Another value head has value units if it has ``mean``, ``std`` and ``change_units``.
 
-    A new head, which has learned nothing yet, does not keep its predictions: it begins at the mean.
-
     Source: Pop-Art, van Hasselt et al. 2016, https://arxiv.org/abs/1602.07714.
 
     :param in_features: size of its input, or of the output of ``layers``
@@ -61,8 +59,8 @@ class ValueHead(nn.Linear):
     @th.no_grad()
     def change_units(self, mean: float | np.ndarray, std: float | np.ndarray) -> th.Tensor:
         """
-        Rescale the head's own parameters so that they predict (value - mean) / std; its values stay the same, unless
-        it is new.
+        Rescale the head's own parameters so that they predict (value - mean) / std, and its values stay the same. A head that
+        ``is_new`` keeps its parameters, so its values begin at the mean.
 
         :param mean: in the units of the returns; one number, or one for each of several values
         :param std: in the units of the returns, above zero; one number, or one for each

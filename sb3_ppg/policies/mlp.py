@@ -143,10 +143,7 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
         **kwargs: Any,
     ):
         _check_overrides(type(self))
-        check_values(net_arch=net_arch, activation_fn=activation_fn, ortho_init=ortho_init, squash_output=squash_output)
-        check_values(features_extractor_class=features_extractor_class, share_features_extractor=share_features_extractor)
-        check_values(detach_value_in_aux_phase=detach_value_in_aux_phase, distribution_class=distribution_class)
-        check_values(**{name: value for name, value in kwargs.items() if name in RULES})
+        check_values(**{name: value for name, value in (locals() | kwargs).items() if name in RULES})
         _check_architecture(architecture, detach_value_in_aux_phase, share_features_extractor)
         is_nested = isinstance(action_space, NESTED)
         if distribution_class is not None and is_nested:

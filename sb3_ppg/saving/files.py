@@ -24,7 +24,7 @@ from sb3_ppg.errors import ModelFormatError, advise, nearest, raised_as, warn
 
 MODEL_VERSION = 1  # of the format of models' files
 SAVED_BY = "_saved_by"  # attribute in the file: the version of its format, and the writer's `_class_names`
-WRITTEN_BY = "_written_by"  # attribute in the file, except in older ones: what `writer` returns
+WRITTEN_BY = "_written_by"  # attribute in the file, except in older ones: the `package_version`
 # A file system may refuse to rename onto a mounted file, or to flush
 REFUSED = {errno.EPERM, errno.EACCES, errno.EBUSY, errno.EXDEV, errno.EROFS, errno.EINVAL, errno.ENOSYS, errno.ENOTSUP}
 PREFIX = ".sb3_ppg-"  # of temporary files
@@ -121,11 +121,6 @@ def package_version() -> str:
     return number
 
 
-def writer() -> str:
-    """Return what files of models and runs say of the version that wrote them."""
-    return f"sb3_ppg {package_version()}"
-
-
 def check_version(path: Any, found: int, known: int, written_by: str | None) -> None:
     """Raise ``ModelFormatError`` if a file has a newer version of its format than is known."""
     if found > known:
@@ -147,7 +142,7 @@ def _class_names(cls: type) -> list[str]:
 
 def mark(model: BaseAlgorithm) -> None:
     """Give a model the attributes by which ``checked_model_file`` knows the class and the version that saved a file."""
-    vars(model).update({SAVED_BY: [MODEL_VERSION, *_class_names(type(model))], WRITTEN_BY: writer()})
+    vars(model).update({SAVED_BY: [MODEL_VERSION, *_class_names(type(model))], WRITTEN_BY: package_version()})
 
 
 @contextmanager

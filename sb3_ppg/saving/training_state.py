@@ -20,7 +20,7 @@ from sb3_ppg.distributed import n_processes, rank
 from sb3_ppg.environments.watched import all_statistics
 from sb3_ppg.errors import ArgumentError, ModelFormatError, NonFiniteError, raised_as, warn
 from sb3_ppg.phasic_interface import COUNTERS, PhasicInterface
-from sb3_ppg.saving.files import WRITTEN_BY, atomic_writes, check_version, writer
+from sb3_ppg.saving.files import WRITTEN_BY, atomic_writes, check_version, package_version
 
 FORMAT_VERSION = 1
 MOMENTS = ("mean", "var", "count")
@@ -60,7 +60,7 @@ def write_training_state(model: PhasicInterface, path: Path) -> None:
     """Write the file of ``save_training_state`` without its checks; an error leaves it half-written."""
     description = {
         "version": FORMAT_VERSION,
-        WRITTEN_BY: writer(),
+        WRITTEN_BY: package_version(),
         "identity": _identity(model),
         "progress_of_rollouts": model.aux_buffer.progress,
         "replay_uses": [[rollout.uses[kind] for kind in KINDS] for rollout in model.replay.rollouts[: model.replay.n_stored]],

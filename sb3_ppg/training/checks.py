@@ -227,7 +227,7 @@ def advise_on_short_phases(model: PhasicInterface) -> None:
     has_own_losses = type(model.objective).auxiliary_losses is not Objective.auxiliary_losses
     if model.n_aux_epochs == 0 or model.policy.has_memory or has_own_losses:  # for which it has not been measured
         return
-    n_samples = model.n_steps * model.n_envs * model.n_policy_iterations
+    n_samples = model.n_steps * model.n_envs * (model.aux_buffer.capacity or model.n_policy_iterations)
     n_steps, rate = model.n_aux_epochs * math.ceil(n_samples / model.aux_samples_per_batch()), model.aux_lr_schedule(1)
     if n_steps < ENOUGH_STEPS and n_steps * rate < ENOUGH_STEPS * 3e-4:
         advise(

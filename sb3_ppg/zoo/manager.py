@@ -36,7 +36,7 @@ from sb3_ppg.hub.pretrained import read_model
 from sb3_ppg.optim.micro_batches import keep_freed_memory
 from sb3_ppg.prior import SELF
 from sb3_ppg.saving.checkpoints import checkpoint_callbacks, latest_checkpoint
-from sb3_ppg.saving.files import writer
+from sb3_ppg.saving.files import package_version
 from sb3_ppg.saving.training_state import files_of_processes, generators_kept
 from sb3_ppg.zoo.environments import PROCGEN_IDS, make_procgen
 from sb3_ppg.zoo.hyperparameters import BUDGET, OFFLINE, entry_of, evaluated, hyperparameter_file
@@ -85,7 +85,8 @@ class Manager(ExperimentManager):
         super().__init__(args, algo, env_id, *others, **options)
         if self.run_folder is not None and self.optimize_hyperparameters:
             raise ArgumentError("--run-folder is for a run: a search goes on if it has the same --storage and --study-name")
-        args.run_folder, args.prior, args.written_by = self.run_folder, self.prior, writer()  # saved with the options
+        # Saved with the options
+        args.run_folder, args.prior, args.written_by = self.run_folder, self.prior, f"sb3_ppg {package_version()}"
         if self.prior is not None and (not self.is_ours or self.optimize_hyperparameters):
             raise ArgumentError(f"--prior is for trainings, not searches, of {', '.join(FAMILY)}")
         if self.is_ours:
@@ -133,8 +134,8 @@ class Manager(ExperimentManager):
             hyperparams, self.saved_hyperparams = super().read_hyperparameters()
         finally:
             self.env_name = env_name
-        if not self.custom_hyperparams:
-            ADVISED.add("short phases")  # which the file's own settings may have: they were run as they are
+        if self.config == str(hyperparameter_file(self.algo)) and not self.custom_hyperparams:
+            ADVISED.add("short phases")  # which our files may have: they were run as they are
         if self.algo in OFFLINE and "dataset" not in hyperparams:
             raise ArgumentError(f"{self.algo.upper()} learns from recorded data: name it with --dataset")
         self._set_eval_env_kwargs(hyperparams.get("env_kwargs", self.env_kwargs))

@@ -146,7 +146,7 @@ def latest_model() -> Iterator[None]:
             models = map(str, Path(folder, algo).glob("*/*.zip"))
             raise ArgumentError(f"{error}{nearest(str(error).split('path: ')[-1], models)}") from error
         if written_by := saved_attributes(Path(found[1])).get(WRITTEN_BY):
-            print(f"{found[1]} was written by {written_by}")
+            print(f"{found[1]} was written by sb3_ppg {written_by}")
         return found
 
     with patch.object(rl_zoo3.utils, "get_latest_run_id", get_latest_run_id), _patched_in_the_zoo("get_model_path", explained):

@@ -16,6 +16,7 @@ from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
 from gymnasium.wrappers import TransformObservation
 from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecFrameStack, VecMonitor, VecNormalize
 from torch import nn
 
@@ -99,6 +100,11 @@ class Foreign(VecEnv):
 def test_vectorised_environments_of_others(wrap):
     model = small(env=wrap(Foreign())).learn(64)
     assert model.num_timesteps == 64 and model.n_aux_phases == 1
+
+
+def test_an_info_that_monitor_misses_is_named_as_in_sb3():
+    with pytest.raises(KeyError, match="goals"):
+        small(env=Monitor(gym.make("CartPole-v1"), info_keywords=("goals",))).learn(64)
 
 
 def spoiled_above(venv: VecEnv, at: int) -> VecEnv:

@@ -270,6 +270,17 @@ def test_the_callers_own_mistakes_are_not_the_files(small):
         from_pretrained("user/name")
 
 
+def test_functions_may_read_variables_that_are_not_set(tmp_path):
+    def schedule(progress: float) -> float:
+        return 1e-3 if progress >= 0 else unset
+
+    model = PPG("MlpPolicy", RandomEnv(BOX, spaces.Discrete(2)), learning_rate=schedule, **SMALL)
+    save_pretrained(model, tmp_path, {"schedule": schedule})
+    assert from_pretrained(tmp_path, custom_objects={"schedule": schedule}).learning_rate is schedule
+    if False:
+        unset = 1e-3
+
+
 EMPTY = spaces.Dict(a=BOX, nothing=spaces.Box(-1, 1, (0,), np.float32))
 PARTS = spaces.Tuple([spaces.Discrete(2), spaces.Tuple([spaces.Tuple([spaces.Discrete(3)])])])
 WIDE: dict[str, tuple] = {

@@ -285,7 +285,7 @@ def test_newer_files_are_refused(tmp_path, monkeypatch):
         model.save(tmp_path / "newer.zip")
         model.save_aux_buffer(tmp_path / "newer.npz")
     for load, name in ((PPG.load, "newer.zip"), (model.load_aux_buffer, "newer.npz")):
-        writer = rf"\(sb3_ppg {version('sb3-ppg')}.*\)"
+        writer = rf"\({version('sb3-ppg')}.*\)"
         match = f"{name} was written by a newer sb3_ppg {writer}: .* has version 2, this sb3_ppg reads 1"
         with pytest.raises(ModelFormatError, match=match):
             load(tmp_path / name)

@@ -33,6 +33,13 @@ from tests.zoo.test_commands import n_frames
 pytestmark = pytest.mark.slow
 
 
+def test_settings_of_ones_own_file_are_advised_on(tmp_path):
+    """The settings of our files were run as they are."""
+    (tmp_path / "mine.yml").write_text("CartPole-v1: {policy: MlpPolicy, n_timesteps: 64, n_steps: 64, batch_size: 64}")
+    with pytest.warns(UserWarning, match="takes 24 optimizer steps"):
+        run("train", "--env", "CartPole-v1", "-conf", "mine.yml", "--eval-freq", "-1", cwd=tmp_path)
+
+
 def test_a_larger_n_extends_a_run_exactly(tmp_path):
     """
     Stopped after 3 of 6 rollouts (N_π = 2) and continued, each counter and schedule going on; and once more, in a copy. A
