@@ -166,8 +166,8 @@ Fraction = Annotated[float, Meta(ge=0, le=1)]
 Statistic = Annotated[float, Meta(ge=-1e15, le=1e15)]
 
 Scalar = None | bool | Integer | Annotated[float, Meta(ge=-1e38, le=1e38)] | str  # numbers that float32 can hold
-Plain: Any = Scalar  # lists and dictionaries of scalars, nested at most sixteen times
-for _ in range(16):
+Plain: Any = Scalar  # lists and dictionaries of scalars, nested at most ten times
+for _ in range(10):
     Plain = Scalar | list[Plain] | dict[Name, Plain]
 
 
