@@ -175,7 +175,9 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("features_extractor_kwargs", "optimizer_kwargs", "lstm_kwargs"), optional(DICT, "")),
     "log_std_init": FINITE,
     **dict.fromkeys(("lstm_hidden_size", "n_lstm_layers"), count()),
-    # Play
+    # Training and play
+    "total_timesteps": Rule(lambda value: is_number(value) or value == math.inf, "use a number of steps"),
+    "log_interval": optional(count(), "for no log"),
     "epsilon": number(0, 1),
     "temperature": number(0, exclusive=True),
     # Recorded data

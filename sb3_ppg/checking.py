@@ -214,6 +214,9 @@ class _Play(BaseCallback):
     def faults(self) -> Iterator[Finding]:
         """Iterate over the faults that the measurements show."""
         terminated, truncated, both = self.lengths.values()
+        lost_steps = innermost(self.training_env).lost_steps if self.is_gymnasium else None
+        if lost_steps is not None:
+            yield Finding("lost steps", "warning", *lost_steps)
         if self.n_missing:
             seen = f"{self.n_missing} of {len(truncated)} truncated episodes have no 'terminal_observation' in their info"
             yield Finding("missing terminal observation", "error", seen, "store a copy of the last observation there")

@@ -26,7 +26,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from typing_extensions import override
 
 from sb3_ppg.actions import flat_space
-from sb3_ppg.arguments import ATTRIBUTES, arguments_explained, check_value, made_from, type_errors_explained
+from sb3_ppg.arguments import ATTRIBUTES, arguments_explained, check_value, check_values, made_from, type_errors_explained
 from sb3_ppg.arrays import parameters_of
 from sb3_ppg.buffers.aux_buffer import AuxBuffer
 from sb3_ppg.buffers.replay import RolloutReplay
@@ -182,6 +182,7 @@ class PhasicAlgorithm(PhasicInterface):
         :raises ProcessGroupError: if another process has failed
         :raises SystemExit: after SIGTERM, when the iteration is finished and a ``PhasicCheckpointCallback`` has saved it
         """
+        check_values(total_timesteps=total_timesteps, log_interval=log_interval)
         self._fitting_micro_batch_size = None
         with training(self, callback, total_timesteps, reset_num_timesteps):
             if self.prior == SELF:
@@ -230,6 +231,7 @@ class PhasicAlgorithm(PhasicInterface):
         :param coef: new value of ``prior_coef``. None: keep the current one
         :raises ArgumentError: if the agent or the coefficient cannot work
         """
+        check_value("prior", agent)
         before = self.prior, self.prior_coef
         self.prior = None if agent is None else Prior(self if agent == SELF else agent, self)
         self.prior_coef = self.prior_coef if coef is None else coef

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch as th
 from gymnasium import spaces
-from gymnasium.vector import SyncVectorEnv
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import ClipAction, NormalizeReward
 from gymnasium.wrappers.vector import NormalizeReward as NormalizeVectorReward
 from stable_baselines3.common.env_util import make_vec_env
@@ -160,7 +160,13 @@ CASES = [
         lambda: SubprocVecEnv([lambda: NormalizeReward(Right())], "fork"),
         lambda: SubprocVecEnv([Right], "fork"),
     ),
-    ("running statistics", "warning", lambda: NormalizeVectorReward(SyncVectorEnv([Right] * 2)), without_any_last),
+    (
+        "running statistics",
+        "warning",
+        lambda: NormalizeVectorReward(SyncVectorEnv([Right] * 2, autoreset_mode=AutoresetMode.SAME_STEP)),
+        without_any_last,
+    ),
+    ("lost steps", "warning", lambda: gym.make_vec("CartPole-v1", 2), lambda: SyncVectorEnv([Right] * 2)),
     ("warning filters", "warning", Filters, lambda: Filters(module="other")),
 ]
 
@@ -184,11 +190,10 @@ def test_each_check_is_tripped_by_its_fault_alone(kind, level, faulty, right):
         Right(),
         lambda: SyncVectorEnv([Right] * 2),
         lambda: gym.make_vec("CartPole-v1", 2, vectorization_mode="sync"),
-        lambda: gym.make_vec("CartPole-v1", 2),
         "MountainCarContinuous-v0",
         lambda: WithoutAttributes(make_vec_env(Right, 2), lambda *step: step),
     ],
-    ids=["environment", "SyncVectorEnv", "make_vec", "own vector class", "ID", "no attributes"],
+    ids=["environment", "SyncVectorEnv", "make_vec", "ID", "no attributes"],
 )
 def test_what_is_right_gets_advice_alone(env):
     assert {*found(env).values()} == {"advice"}
@@ -198,6 +203,8 @@ def test_what_ppg_refuses_is_an_error_with_its_remedy():
     inputs = dict(
         nested=spaces.Dict(a=spaces.Dict(b=VECTOR)),
         scalar=spaces.Box(-1, 1, ()),
+        scalar_in_dict=spaces.Dict(a=spaces.Box(-1, 1, ())),
+        nothing=spaces.Dict(),
         empty=spaces.Box(-1, 1, (0,)),
         matrix=spaces.MultiDiscrete([[2, 3], [2, 2]]),
         small_image_in_dict=spaces.Dict(a=image_space(20, 20, 3)),
@@ -209,7 +216,7 @@ def test_what_ppg_refuses_is_an_error_with_its_remedy():
         *(partial(RandomEnv, space) for space in inputs.values()),
         *(partial(RandomEnv, VECTOR, space) for space in outputs.values()),
     ):
-        with pytest.raises((ArgumentError, NotImplementedError), match=r"(use|flatten|enlarge) ") as refusal:
+        with pytest.raises((ArgumentError, NotImplementedError), match=r"(use|flatten|enlarge|give) ") as refusal:
             PPG("MultiInputPolicy" if isinstance(make().observation_space, spaces.Dict) else "MlpPolicy", make())
         (finding,) = check(make).findings
         assert finding.level == "error" and finding.seen.endswith(str(refusal.value)) and not finding.remedy

@@ -337,6 +337,9 @@ def test_the_page_says_how_ppgs_models_count_as_ppos():
 REFUSED = {
     "set_prior": lambda model, other: model.set_prior("self", -1.0),
     "set_prior without an agent": lambda model, other: model.set_prior(None, "0.2"),
+    "set_prior of no agent": lambda model, other: model.set_prior(3),
+    "learn without a number": lambda model, other: model.learn("64"),
+    "learn with a wrong interval": lambda model, other: model.learn(64, log_interval=0),
     "set_prior of another kind": lambda model, other: model.set_prior(other),
     "set_env": lambda model, other: model.set_env(other.env),
     "set_parameters": lambda model, other: model.set_parameters(other.get_parameters()),

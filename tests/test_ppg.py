@@ -335,6 +335,7 @@ AVERAGED = dict(objective="ewma", objective_kwargs=dict(advantage_decay=0.5))
 BAD_ARGUMENTS = [({name: value}, name) for name, values in BAD_VALUES.items() for value in values]
 BAD_ARGUMENTS += [(dict(policy_kwargs=kwargs), message) for kwargs, message in CONTRADICTORY_NETWORKS + BAD_POLICY_KWARGS]
 BAD_ARGUMENTS += [
+    (dict(objective_kwargs=dict(huber_threshold=0.3)), "huber_threshold`=0.3 cannot work: it is for `value_loss`='huber'"),
     (dict(objective_kwargs=dict(dual_clp=3)), "dual_clp`=3 cannot work: Objective has no such argument; nearest: dual_clip"),
     (
         dict(objective="dcpg", objective_kwargs=dict(value_loss="huber")),

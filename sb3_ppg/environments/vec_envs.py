@@ -130,6 +130,8 @@ class GymnasiumVecEnv(EpisodicVecEnv):
     :raises ArgumentError: if it never resets by itself and has wrappers that may keep a state for each environment
     """
 
+    lost_steps: tuple[str, str] | None = None  # steps that reset and are lost for training, and the remedy
+
     def __init__(self, env: VectorEnv) -> None:
         self.env, self._base_env = DictInfoToList(_ToNumPy(env)), cast(Any, env.unwrapped)
         self.mode = AutoresetMode(env.metadata.get("autoreset_mode"))
@@ -137,7 +139,8 @@ class GymnasiumVecEnv(EpisodicVecEnv):
         stateful = [] if self.mode == AutoresetMode.SAME_STEP else [*_possible_state(env)]
         name = " in ".join([type(self._base_env).__name__, *reversed(stateful)])
         remedy = (
-            f"use {SAME_STEP}, or SB3's VecNormalize(GymnasiumVecEnv(env)) in place of NormalizeReward or NormalizeObservation"
+            "use SB3's VecNormalize(GymnasiumVecEnv(env)) in place of NormalizeReward or NormalizeObservation, or with other "
+            f"wrappers {SAME_STEP}"
         )
         if stateful and self.mode == AutoresetMode.DISABLED:
             raise ArgumentError(f"`env` cannot work: {name} may lose its state when some environments are reset: {remedy}")
@@ -146,7 +149,8 @@ class GymnasiumVecEnv(EpisodicVecEnv):
             if not self._wraps_single_envs:
                 other = 'gymnasium.make_vec(..., vectorization_mode="sync"), or sb3_ppg.environments.EnvPoolVecEnv for EnvPool'
                 remedy = f"use {SAME_STEP} if the class takes it, {other}"
-            warn(f"{name} resets in the step after an episode's end, which is lost for training: {remedy}")
+            self.lost_steps = f"{name} resets in the step after an episode's end, which is lost for training", remedy
+            warn(": ".join(self.lost_steps))
         self._last: dict[int, Any] = {}  # last observations, by environment, of episodes that ended in the previous step
         self.reward_weights: np.ndarray | None = None  # a number for each component of vector rewards
         super().__init__(env.num_envs, env.single_observation_space, env.single_action_space)

@@ -113,6 +113,8 @@ class Objective(nn.Module):
         self.value_clip = value_clip
         check_value("value_loss", value_loss, choice("mse", "huber"))
         check_value("huber_threshold", huber_threshold, number(1e-6, MAX_WEIGHT))
+        if value_loss == "mse" and huber_threshold != 1.0:
+            raise ArgumentError(f"`huber_threshold`={huber_threshold} cannot work: it is for `value_loss`='huber'")
         self.huber_threshold = huber_threshold if value_loss == "huber" else None
         if value_clip is not None:
             self.aux_keys = (*self.aux_keys, "old_values")

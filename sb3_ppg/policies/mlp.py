@@ -245,6 +245,11 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
         if self.features_extractor_class is (FlattenExtractor if is_dict else CombinedExtractor):
             remedy = "use 'MultiInputPolicy' ('MultiInputLstmPolicy') for Dict observations, and for these alone"
             raise ArgumentError(f"`policy`={type(self).__name__} cannot work with {self.observation_space}: {remedy}")
+        if isinstance(self.observation_space, spaces.Dict) and self.features_extractor_class is CombinedExtractor:
+            shapes = [part.shape for part in self.observation_space.values() if isinstance(part, spaces.Box)]
+            if () in shapes or not self.observation_space.spaces:
+                remedy = "give numbers an axis, shape (1,), and a Dict at least one part"
+                raise ArgumentError(f"{self.observation_space} observations are not supported: {remedy}")
         try:
             extractor = super().make_features_extractor()
         except (AssertionError, RuntimeError) as error:

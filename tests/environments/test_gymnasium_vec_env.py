@@ -83,7 +83,7 @@ def test_wrappers_with_a_state_have_the_one_that_they_have_elsewhere(wrapper, mo
 
     ours, theirs = (wrapper(SyncVectorEnv([CART_POLE] * 3, autoreset_mode=mode)) for _ in range(2))
     if mode == AutoresetMode.NEXT_STEP:
-        with pytest.warns(UserWarning, match=f"SyncVectorEnv in {wrapper.__name__} resets in the .*SAME_STEP.* VecNormalize"):
+        with pytest.warns(UserWarning, match=f"SyncVectorEnv in {wrapper.__name__} resets in the .*VecNormalize.*SAME_STEP"):
             venv = GymnasiumVecEnv(ours)
     else:
         venv = GymnasiumVecEnv(ours)
