@@ -100,11 +100,12 @@ def is_net_arch(value: Any) -> bool:
     """Return whether a value describes layers: sizes, those of each network or, as in SB3 before 1.8, a list with these."""
     value = value[0] if isinstance(value, list) and value and isinstance(value[0], dict) else value
     by_name = value if isinstance(value, dict) else {"pi": value}  # SB3 would leave out other keys without a word
-    return by_name.keys() <= {"pi", "vf"} and all(
-        isinstance(sizes, (list, tuple)) and all(map(is_count, sizes)) for sizes in by_name.values()
-    )
+    return by_name.keys() <= {"pi", "vf"} and all(map(LAYERS.is_allowed, by_name.values()))
 
 
+LAYERS = Rule(
+    lambda value: isinstance(value, (list, tuple)) and all(map(is_count, value)), "use a list of integers of at least 1"
+)
 FLAG = Rule(lambda value: isinstance(value, (bool, np.bool_)), "use True or False")
 DICT = Rule(lambda value: isinstance(value, dict), "use a dictionary")
 CLASS = Rule(

@@ -352,7 +352,7 @@ class PhasicAlgorithm(PhasicInterface):
                 super().save(path, exclude, include)
             elif rank() == 0:
                 path = Path(path)
-                with atomic_writes(path if path.suffix else path.with_name(f"{path.name}.zip")) as (temporary,):
+                with atomic_writes(path if path.suffix else Path(f"{path}.zip")) as (temporary,):
                     super().save(temporary, exclude, include)
         finally:
             self._missing_rollouts = missing

@@ -328,6 +328,7 @@ BAD_POLICY_KWARGS = [
 ]
 BAD_POLICY_KWARGS += [
     (dict(net_archs=[64]), r"net_archs`=\[64\] cannot work: PhasicActorCriticPolicy has no such argument; nearest: net_arch"),
+    (dict(features_extractor_class=th.nn.Identity), "features_extractor_class`=.*Identity.* cannot work: derive it from"),
 ]
 BATCH_NORM = dict(features_extractor_class=BatchNormExtractor)
 DDCPG = with_preset("ddcpg", {})

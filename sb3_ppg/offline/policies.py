@@ -25,6 +25,7 @@ from torch import nn
 from typing_extensions import override
 
 from sb3_ppg.actions import Actions, CategoricalActions, SquashedGaussianActions
+from sb3_ppg.arguments import LAYERS, check_value, optional
 from sb3_ppg.arrays import n_samples
 from sb3_ppg.offline import losses
 from sb3_ppg.policies.mlp import preprocess, with_integers
@@ -157,6 +158,8 @@ class BCQPolicy(BasePolicy):
         n_play_samples: int = 100,
     ):
         given = {**locals()}
+        check_value("net_arch", net_arch, optional(LAYERS, "for the default"))
+        check_value("vae_net_arch", vae_net_arch, optional(LAYERS, "for the default"))
         self.is_box = isinstance(action_space, spaces.Box)
         super().__init__(
             observation_space,

@@ -259,6 +259,9 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
             remedy = how_to_convolve(next(filter(is_image_space, parts), parts[0]))
             name = type(self).__name__
             raise ArgumentError(f"`policy`={name} cannot work with {self.observation_space}: {remedy}") from error
+        if not hasattr(extractor, "features_dim"):
+            remedy = "derive it from stable_baselines3.common.torch_layers.BaseFeaturesExtractor"
+            raise ArgumentError(f"`features_extractor_class`={self.features_extractor_class} cannot work: {remedy}")
         extractor._features_dim = int(extractor.features_dim)  # NumPy's for MultiDiscrete observations, which an LSTM refuses
         # Not inherited: a subclass may process images differently
         scales_images = vars(type(extractor)).get("scales_images", False)

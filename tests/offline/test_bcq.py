@@ -297,6 +297,7 @@ def test_a_loss_that_is_not_finite_is_named():
 def test_arguments_that_cannot_work_are_refused():
     for kwargs, message in (
         (dict(phi=-1), r"`phi`=-1 cannot work"),
+        (dict(policy_kwargs=dict(net_arch=dict(pi=[64], qf=[64]))), r"`net_arch`=.* cannot work: use a list of integers"),
         (dict(action_space=THREE, threshold=1.0), r"`threshold`=1.0 cannot work: use a number from 0 to below 1"),
         (dict(dataset=random_data(VECTOR, THREE)), "`actions` have shape"),
     ):

@@ -80,7 +80,7 @@ def test_models_are_saved_where_the_system_refuses(what, tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["model.zip"]
 
 
-def test_files_are_saved_beside_folders_of_their_names(tmp_path):
+def test_files_are_saved_beside_folders_of_their_names(tmp_path, monkeypatch):
     """SB3 warns and takes another name, too."""
     (tmp_path / "model.zip").mkdir()
     (tmp_path / "model.aux_buffer.npz").mkdir()
@@ -93,6 +93,9 @@ def test_files_are_saved_beside_folders_of_their_names(tmp_path):
         model.save_aux_buffer(aux_buffer_path(tmp_path / "model"))
     loaded.load_aux_buffer(tmp_path / "model.aux_buffer.npz_2")
     assert len(loaded.aux_buffer) == 1
+    monkeypatch.chdir(tmp_path)
+    model.save(".")
+    assert (tmp_path / "..zip").is_file()  # as SB3 names it
 
 
 def save_as_another_user(path: Path) -> list[str]:
