@@ -175,7 +175,8 @@ def entropy_loss(entropy: th.Tensor | None, log_prob: th.Tensor, weights: th.Ten
 
 def squared_error(values: th.Tensor, targets: th.Tensor, huber_threshold: float | None = None) -> th.Tensor:
     """
-    The square e² of each error e; with ``huber_threshold``, δ, it is 2 δ |e| - δ² where |e| exceeds δ, twice Huber's loss.
+    The square e² of each error e; with ``huber_threshold``, δ, it is ``2 δ |e| - δ²`` where ``|e|`` exceeds δ: twice Huber's
+    loss.
 
     :param values: V(s), shape (B,)
     :param targets: V_targ, shape (B,)
