@@ -24,7 +24,7 @@ from sb3_ppg.errors import ModelFormatError, advise, nearest, raised_as, warn
 
 MODEL_VERSION = 1  # of the format of models' files
 SAVED_BY = "_saved_by"  # attribute in the file: the version of its format, and the writer's `_class_names`
-WRITTEN_BY = "_written_by"  # attribute in the file, except in older ones: the `package_version`
+WRITTEN_BY = "_sb3_ppg_version"  # attribute in the file, except in older ones: the `package_version`
 # A file system may refuse to rename onto a mounted file, or to flush
 REFUSED = {errno.EPERM, errno.EACCES, errno.EBUSY, errno.EXDEV, errno.EROFS, errno.EINVAL, errno.ENOSYS, errno.ENOTSUP}
 PREFIX = ".sb3_ppg-"  # of temporary files

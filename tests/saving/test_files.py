@@ -298,9 +298,9 @@ def test_newer_files_are_refused(tmp_path, monkeypatch):
 
 def test_files_that_do_not_say_which_version_wrote_them_are_read(tmp_path, monkeypatch):
     model = small().learn(8)
-    monkeypatch.setattr("sb3_ppg.phasic_algorithm.mark", lambda model: mark(model) or vars(model).pop("_written_by"))
+    monkeypatch.setattr("sb3_ppg.phasic_algorithm.mark", lambda model: mark(model) or vars(model).pop("_sb3_ppg_version"))
     model.save(tmp_path / "model.zip")
-    assert "_written_by" not in saved_attributes(tmp_path / "model.zip")
+    assert "_sb3_ppg_version" not in saved_attributes(tmp_path / "model.zip")
     assert same(PPG.load(tmp_path / "model.zip", device="cpu"), model)
 
 
