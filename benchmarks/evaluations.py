@@ -1,0 +1,78 @@
+"""The measure of benchmarks: deterministic episodes at ten points of a run, the same ones for all runs."""
+
+import resource
+import time
+from collections.abc import Callable
+
+import gymnasium as gym
+import numpy as np
+import pandas as pd
+from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.callbacks import BaseCallback
+from typing_extensions import override
+
+N_POINTS, N_EPISODES = 10, 20
+FIRST_SEED = 1_000_000  # of the episodes; training's are small numbers
+
+
+def processor_seconds() -> float:
+    """Return the processor's time for this process and those that it has waited for."""
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + children.ru_utime + children.ru_stime
+
+
+def play(model: BaseAlgorithm, envs: list[gym.Env]) -> np.ndarray:
+    """Return the returns of a deterministic episode in each environment; the first has seed ``FIRST_SEED``, and so on."""
+    returns, playing = np.zeros(len(envs)), [*range(len(envs))]
+    observations = [env.reset(seed=FIRST_SEED + number)[0] for number, env in enumerate(envs)]
+    while playing:
+        actions, _ = model.predict(np.stack([observations[number] for number in playing]), deterministic=True)
+        for number, action in zip([*playing], actions, strict=True):
+            observations[number], reward, terminated, truncated, _ = envs[number].step(action)
+            returns[number] += float(reward)
+            if terminated or truncated:
+                playing.remove(number)
+    return returns
+
+
+class Evaluations(BaseCallback):
+    """
+    Evaluates a policy at ``N_POINTS`` evenly spaced points of a run, and ends the run at the last. It also collects the
+    returns of the training's episodes and what the updates log.
+
+    :param make: makes an environment as the agent sees it
+    :param n_timesteps: length of the run
+    :param logged: names of logged values
+    """
+
+    def __init__(self, make: Callable[[], gym.Env], n_timesteps: int, logged: tuple[str, ...] = ()) -> None:
+        super().__init__()
+        self.n_timesteps = n_timesteps
+        self.envs = [make() for _ in range(N_EPISODES)]
+        self.points: list[dict[str, float]] = []
+        self.episodes: list[tuple[int, float]] = []  # steps and return
+        self.logged: dict[str, list[float]] = {name: [] for name in logged}
+        self._seconds = -processor_seconds()  # of the run, when an evaluation begins, without earlier ones
+
+    @override
+    def _on_rollout_start(self) -> None:
+        for name, values in self.logged.items():
+            if name in self.logger.name_to_value:
+                values.append(float(self.logger.name_to_value[name]))
+
+    @override
+    def _on_step(self) -> bool:
+        self.episodes += [(self.num_timesteps, info["episode"]["r"]) for info in self.locals["infos"] if "episode" in info]
+        if self.num_timesteps * N_POINTS >= self.n_timesteps * (len(self.points) + 1):
+            seconds = self._seconds + processor_seconds()
+            mean = float(play(self.model, self.envs).mean())
+            self.points.append({"steps": self.num_timesteps, "seconds": round(seconds, 1), "return": round(mean, 2)})
+            self._seconds = seconds - processor_seconds()
+        return len(self.points) < N_POINTS
+
+    def curve(self) -> pd.DataFrame:
+        """Return the points, and beside them the mean return of the training's episodes that ended since the one before."""
+        points, episodes = pd.DataFrame(self.points), pd.DataFrame(self.episodes, columns=["steps", "return"])
+        ended = pd.cut(episodes["steps"], [0, *points["steps"]], labels=points["steps"])
+        means = episodes.groupby(ended, observed=False)["return"].mean().round(2)
+        return points.assign(training_return=points["steps"].map(means).astype(float))
