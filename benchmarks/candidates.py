@@ -26,20 +26,26 @@ Changed from the proposal: 20 episodes instead of 10, which take 2 % of a run, a
 behind "candidates are corrected by Holm" is named; a combination of candidates is a candidate.
 """
 
-import subprocess
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pandas as pd
+import torch as th
+from stable_baselines3 import PPO
+from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize
+from typing_extensions import override
 
 from benchmarks.defaults import TASKS
+from benchmarks.evaluations import in_own_process, learned
 from benchmarks.harness import Experiment, Outcome, Report, machines
+from sb3_ppg import PPG
 from sb3_ppg.comparison.report import page, table
+from sb3_ppg.objectives import Objective
 
 SEEDS = range(20, 25)
 BOOTSTRAPS = 10_000
@@ -59,14 +65,6 @@ ARMS: dict[str, tuple[str, dict[str, Any], str]] = {
 CANDIDATES = ["PPG, learning_rate 5e-4", "PPG, batch_size 32", "PPG, aux_learning_rate 1e-3"]
 
 
-def commit() -> str:
-    """Return the commit of the package, with a "+" if its files differ from it."""
-    package = Path(__file__).parent.parent
-    options: dict[str, Any] = dict(cwd=package, capture_output=True, text=True, check=True)
-    changed = subprocess.run(["git", "status", "--porcelain", "sb3_ppg"], **options).stdout.strip()
-    return subprocess.run(["git", "rev-parse", "--short", "HEAD"], **options).stdout.strip() + ("+" if changed else "")
-
-
 def wanted() -> Iterator[dict[str, Any]]:
     """Yield the runs of PPG and the candidates, then the others, seed by seed."""
     first = ["PPG", *CANDIDATES]
@@ -76,50 +74,27 @@ def wanted() -> Iterator[dict[str, Any]]:
                 yield from (dict(arm=arm, env_id=env_id, seed=seed) for arm in arms)
 
 
+class WithoutPhase(Objective):
+    """PPG's losses, with value units, but no auxiliary phase."""
+
+    @override
+    def is_due(self, n_samples: int) -> bool:
+        return False
+
+
 def train(run: dict[str, Any], folder: Path) -> Outcome:
-    """Train in a process of its own, which compiles in that process, too."""
-    with ProcessPoolExecutor(1, get_context("spawn")) as process:
-        return process.submit(_train, **run).result()
+    return in_own_process(_train, **run)
 
 
 def _train(arm: str, env_id: str, seed: int) -> Outcome:
-    import gymnasium as gym
-    import torch
-    from stable_baselines3 import PPO
-    from stable_baselines3.common.monitor import Monitor
-    from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize
-    from torch._dynamo.utils import calculate_time_spent
-
-    from benchmarks.evaluations import Evaluations
-    from sb3_ppg import PPG
-    from sb3_ppg.objectives import Objective
-
-    class WithoutPhase(Objective):
-        def is_due(self, n_samples: int) -> bool:
-            return False
-
-    torch.set_num_threads(1)
+    th.set_num_threads(1)
     name, arguments, besides = ARMS[arm]
     arguments = dict(arguments, objective=WithoutPhase) if besides == VALUE_UNITS else arguments
     env: VecEnv = DummyVecEnv([lambda: Monitor(gym.make(env_id))])
     if besides == NORMALIZED:
         env = VecNormalize(env, norm_obs=False)
     model = dict(PPG=PPG, PPO=PPO)[name]("MlpPolicy", env, seed=seed, device="cpu", **arguments)
-    n_timesteps = TASKS[env_id].n_timesteps
-    evaluations = Evaluations(partial(gym.make, env_id), n_timesteps, ("train/approx_kl", "train/clip_fraction"))
-    model.learn(n_timesteps, callback=evaluations)
-    curve = evaluations.curve()
-    compiling = calculate_time_spent()["total_wall_time"] if name == "PPG" else 0.0
-    row = {
-        "curve_mean": round(curve["return"].mean(), 2),
-        "last_three": round(curve["return"].iloc[-3:].mean(), 2),
-        "training_return": curve["training_return"].iloc[-1],
-        "seconds": curve["seconds"].iloc[-1],
-        "compile_seconds": round(compiling, 1),
-        **{name.split("/")[1]: round(float(np.mean(values)), 5) for name, values in evaluations.logged.items()},
-        "commit": commit(),
-    }
-    return row, curve
+    return learned(model, partial(gym.make, env_id), TASKS[env_id].n_timesteps)
 
 
 # ---- the rule ----

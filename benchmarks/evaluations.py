@@ -1,18 +1,28 @@
 """The measure of benchmarks: deterministic episodes at ten points of a run, the same ones for all runs."""
 
+import os
 import resource
+import subprocess
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import pandas as pd
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback
+from torch._dynamo.utils import calculate_time_spent
 from typing_extensions import override
+
+from benchmarks.harness import Outcome
 
 N_POINTS, N_EPISODES = 10, 20
 FIRST_SEED = 1_000_000  # of the episodes; training's are small numbers
+LOGGED = ("train/approx_kl", "train/clip_fraction")  # whose means are in a row
 
 
 def processor_seconds() -> float:
@@ -42,16 +52,15 @@ class Evaluations(BaseCallback):
 
     :param make: makes an environment as the agent sees it
     :param n_timesteps: length of the run
-    :param logged: names of logged values
     """
 
-    def __init__(self, make: Callable[[], gym.Env], n_timesteps: int, logged: tuple[str, ...] = ()) -> None:
+    def __init__(self, make: Callable[[], gym.Env], n_timesteps: int) -> None:
         super().__init__()
         self.n_timesteps = n_timesteps
         self.envs = [make() for _ in range(N_EPISODES)]
         self.points: list[dict[str, float]] = []
         self.episodes: list[tuple[int, float]] = []  # steps and return
-        self.logged: dict[str, list[float]] = {name: [] for name in logged}
+        self.logged: dict[str, list[float]] = {name: [] for name in LOGGED}
         self._seconds = -processor_seconds()  # of the run, when an evaluation begins, without earlier ones
 
     @override
@@ -76,3 +85,34 @@ class Evaluations(BaseCallback):
         ended = pd.cut(episodes["steps"], [0, *points["steps"]], labels=points["steps"])
         means = episodes.groupby(ended, observed=False)["return"].mean().round(2)
         return points.assign(training_return=points["steps"].map(means).astype(float))
+
+
+def commit() -> str:
+    """Return the commit of the package, with a "+" if its files differ from it."""
+    options: dict[str, Any] = dict(cwd=Path(__file__).parent.parent, capture_output=True, text=True, check=True)
+    changed = subprocess.run(["git", "status", "--porcelain", "sb3_ppg"], **options).stdout.strip()
+    return subprocess.run(["git", "rev-parse", "--short", "HEAD"], **options).stdout.strip() + ("+" if changed else "")
+
+
+def learned(model: BaseAlgorithm, make: Callable[[], gym.Env], n_timesteps: int) -> Outcome:
+    """Train a model; return its row and its learning curve. ``make`` makes an environment as the agent sees it."""
+    evaluations = Evaluations(make, n_timesteps)
+    model.learn(n_timesteps, callback=evaluations)
+    curve = evaluations.curve()
+    row = {
+        "curve_mean": round(curve["return"].mean(), 2),
+        "last_three": round(curve["return"].iloc[-3:].mean(), 2),
+        "training_return": curve["training_return"].iloc[-1],
+        "seconds": curve["seconds"].iloc[-1],
+        "compile_seconds": round(calculate_time_spent()["total_wall_time"], 1),
+        **{name.split("/")[1]: round(float(np.mean(values)), 5) for name, values in evaluations.logged.items()},
+        "commit": commit(),
+    }
+    return row, curve
+
+
+def in_own_process(train: Callable[..., Outcome], **run: Any) -> Outcome:
+    """Train in a process of its own, which also compiles, so that its seconds are all."""
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
+    with ProcessPoolExecutor(1, get_context("spawn")) as process:
+        return process.submit(train, **run).result()
