@@ -4,6 +4,7 @@ import pandas as pd
 import pytest
 import torch as th
 
+from benchmarks import diagnosis
 from benchmarks.compiled import COMPILED
 from benchmarks.defaults import EXPERIMENT
 from benchmarks.finetuning import milestones
@@ -14,7 +15,7 @@ from benchmarks.seconds import SECONDS
 from benchmarks.starts import STARTS
 from benchmarks.suites.experiment import SUITES
 
-EXPERIMENTS = [COMPILED, EXPERIMENT, LEARNING, SECONDS, STARTS, SUITES]
+EXPERIMENTS = [COMPILED, EXPERIMENT, LEARNING, SECONDS, STARTS, SUITES, diagnosis.DIAGNOSIS]
 
 
 @pytest.mark.slow
@@ -23,6 +24,14 @@ def test_the_page_is_that_of_the_committed_rows(experiment):
     """Rows are found by a hash of all their settings."""
     name = f"{experiment.name}.md"
     assert experiment.report(experiment)[name] == (RESULTS / name).read_text()
+
+
+def test_the_first_sign_is_the_right_one_and_the_page_has_the_healthy_ranges():
+    rows, page = diagnosis.DIAGNOSIS.rows(), (RESULTS.parents[1] / "docs" / "guides" / "tuning.md").read_text()
+    assert [[*diagnosis.named(row), "none"][0] for _, row in rows.iterrows()] == rows["right"].tolist()
+    values = [name for name in rows if f"| `{name}` | " in page]
+    assert len(values) > 5
+    assert not [name for name in values if f"| `{name}` | {diagnosis.healthy(rows, name)} |" not in page]
 
 
 def test_milestones_of_fine_tuning():

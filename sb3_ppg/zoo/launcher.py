@@ -31,7 +31,7 @@ class Script(NamedTuple):
 SCRIPTS = {
     "train": Script("train an agent, or search for hyperparameters (-optimize)", "sb3_ppg.zoo.scripts:train", "-i"),
     "enjoy": Script("watch a trained agent, or evaluate it", "rl_zoo3.enjoy", "-f"),
-    "report": Script("evaluate an agent and draw its learning curve", "sb3_ppg.zoo.scripts:report", "-f"),
+    "report": Script("evaluate an agent, draw its learning curve and diagnose its run", "sb3_ppg.zoo.scripts:report", "-f"),
     "record_video": Script("record a trained agent", "rl_zoo3.record_video", "-f"),
     "record_training": Script("record all checkpoints of a run, as one video", "sb3_ppg.zoo.scripts:record_training"),
     "record_dataset": Script("record a Minari data set from a trained agent", "sb3_ppg.zoo.scripts:record_dataset", "-f"),

@@ -38,6 +38,7 @@ from sb3_ppg.prior import SELF
 from sb3_ppg.saving.checkpoints import checkpoint_callbacks, latest_checkpoint
 from sb3_ppg.saving.files import package_version
 from sb3_ppg.saving.training_state import files_of_processes, generators_kept
+from sb3_ppg.zoo.diagnosis import LogFile
 from sb3_ppg.zoo.environments import PROCGEN_IDS, make_procgen
 from sb3_ppg.zoo.hyperparameters import BUDGET, OFFLINE, entry_of, evaluated, hyperparameter_file
 from sb3_ppg.zoo.resuming import (
@@ -134,12 +135,16 @@ class Manager(ExperimentManager):
             hyperparams, self.saved_hyperparams = super().read_hyperparameters()
         finally:
             self.env_name = env_name
-        if self.config == str(hyperparameter_file(self.algo)) and not self.custom_hyperparams:
+        if self.is_own_entry():
             ADVISED.add("short phases")  # which our files may have: they were run as they are
         if self.algo in OFFLINE and "dataset" not in hyperparams:
             raise ArgumentError(f"{self.algo.upper()} learns from recorded data: name it with --dataset")
         self._set_eval_env_kwargs(hyperparams.get("env_kwargs", self.env_kwargs))
         return hyperparams, self.saved_hyperparams
+
+    def is_own_entry(self) -> bool:
+        """Return whether all hyperparameters are those of our files."""
+        return self.config == str(hyperparameter_file(self.algo)) and not self.custom_hyperparams
 
     def _set_eval_env_kwargs(self, env_kwargs: dict[str, Any]) -> None:
         """
@@ -328,6 +333,8 @@ class Manager(ExperimentManager):
                 self.callbacks[place] = PhasicCheckpointCallback(n_rollouts, where, callback.name_prefix, verbose=2)
         if n_processes() > 1 and not self.show_progress:
             self.callbacks.insert(0, PhasicCallback())  # rl_zoo3 2.9.2 ends the first callback a second time
+        if rank() == 0:
+            self.callbacks.append(LogFile(self.save_path, self.is_own_entry()))
         continued: AbstractContextManager = nullcontext()
         if self.n_steps_before > 0:
             self.n_timesteps = int(self.n_timesteps) - model.num_timesteps

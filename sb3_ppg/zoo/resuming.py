@@ -19,6 +19,7 @@ from sb3_ppg.errors import ArgumentError
 from sb3_ppg.saving.checkpoints import aux_buffer_path
 from sb3_ppg.saving.files import atomic_writes, checkpoint_of, saved_attributes
 from sb3_ppg.saving.training_state import files_of_processes
+from sb3_ppg.zoo.diagnosis import LOGGED, whole_rows
 
 try:
     import fcntl
@@ -104,8 +105,8 @@ def make_run_folder(wanted: str) -> str:
 
 def forget_later_episodes(folder: Path, checkpoint: Path | None) -> None:
     """
-    Remove the episodes after the checkpoint (all, if there is none) from the monitor files in a run's folder: in learning
-    curves their steps would count twice.
+    Remove the episodes after the checkpoint (all, if there is none) from the monitor files in a run's folder, and the rows
+    from the file of logged values: in learning curves their steps would count twice.
     """
     written = 0  # in nanoseconds
     if checkpoint is not None:  # a run's last model knows the time of the checkpoint before it
@@ -118,6 +119,10 @@ def forget_later_episodes(folder: Path, checkpoint: Path | None) -> None:
             kept = [episode for episode in whole if start + float(episode.split(",")[column]) <= written / 1e9]
             with atomic_writes(path) as (temporary,):
                 temporary.write_text("".join([header, names, *kept]))
+    n_steps, log = 0 if checkpoint is None else n_steps_of(checkpoint), folder / LOGGED
+    if log.exists():
+        with atomic_writes(log) as (temporary,):
+            temporary.write_text("".join(line for line, row in whole_rows(log) if row["time/total_timesteps"] <= n_steps))
 
 
 def restore_evaluations(callback: EvalCallback, n_steps: int) -> None:

@@ -34,6 +34,7 @@ from sb3_ppg import checking
 from sb3_ppg.hub import EvaluationResult
 from sb3_ppg.offline.data import check_new, record, save_as_minari
 from sb3_ppg.play import Player
+from sb3_ppg.zoo.diagnosis import diagnosis
 from sb3_ppg.zoo.environments import environment_maker, imported
 from sb3_ppg.zoo.registration import ffmpeg_on_path
 
@@ -98,8 +99,8 @@ def record_training() -> None:
 
 
 def report() -> None:
-    """Evaluate the latest agent of an environment, draw its learning curve, and say where its files are."""
-    parser = agent_parser("Evaluate an agent and draw its learning curve")
+    """Evaluate the latest agent of an environment, draw its learning curve, diagnose its run, and say where its files are."""
+    parser = agent_parser("Evaluate an agent, draw its learning curve and diagnose its run")
     parser.add_argument("--env", type=EnvironmentName, default="CartPole-v1", help="environment ID")
     args = parser.parse_args()
     model, env, model_path, log_path = load_agent(args)
@@ -112,6 +113,7 @@ def report() -> None:
         print(f"Learning curve: {picture}")
     except Exception as error:  # the files may be damaged
         print(f"Learning curve: none, {error}")
+    print(f"Diagnosis:      {diagnosis(log_path, model.action_space)}")
 
 
 def record_dataset() -> None:

@@ -1,0 +1,75 @@
+"""The file of a run's logged values, and the diagnosis that ``report`` makes of it."""
+
+import re
+
+import pandas as pd
+import pytest
+from gymnasium import spaces
+
+from sb3_ppg import PPG
+from sb3_ppg.zoo.diagnosis import LOGGED, SIGNS, Sign, medians, signs, whole_rows
+from tests.helpers import ROOT, run
+from tests.zoo.programs import SMALL
+from tests.zoo.test_train import killed
+
+TUNING = (ROOT / "docs" / "guides" / "tuning.md").read_text()
+
+
+def sign_of(row: Sign) -> str:
+    first, *others = row.bounds
+    return " and ".join([f"{first.side} {first.limit:g}", *(f"`{each.name}` {each.side} {each.limit:g}" for each in others)])
+
+
+def test_the_page_has_the_signs_of_the_code_and_no_others():
+    rows = re.findall(r"^\| (.*) \| .* \| (.*) \| (.*) \| (.*) \|$", TUNING, re.MULTILINE)
+    of_code = [(f"`{sign.bounds[0].name}`", sign_of(sign), sign.symptom, sign.remedy) for sign in SIGNS]
+    assert [row for row in rows if re.search(r"\d", row[1])] == of_code
+
+
+def test_the_page_has_each_value_that_training_logs():
+    logged = re.findall(r"`((?:train|aux)/[^`]+)`", (ROOT / "docs" / "logs.md").read_text())
+    assert len(logged) > 30 and not [name for name in logged if f"`{name}`" not in TUNING]
+
+
+def test_signs_of_recorded_runs():
+    """Three that are good and one without value units: the curves of the page. The number of phases is not a median."""
+    rows = pd.read_csv(ROOT / "benchmarks" / "results" / "logs.csv")
+    rows = rows[rows["value"] != "aux/n_phases"]
+    found = {name: signs(dict(zip(own["value"], own["median"], strict=True))) for name, own in rows.groupby("run")}
+    assert [sign.bounds[0].name for sign in found.pop("sick")] == ["train/grad_norm", "aux/final_kl"]
+    assert found == dict(defaults=[], paper=[], Pendulum=[])
+
+
+@pytest.mark.slow
+def test_a_run_that_goes_on_keeps_its_rows_until_the_checkpoint(tmp_path):
+    """Values of the auxiliary phase come later than others; a kill may cut the last line."""
+    options = ["--eval-freq", "-1", "--seed", "3", "--save-freq", "128", "-n", "384", *SMALL]
+    command, log = ["train", "--run-folder", "mine", *options], tmp_path / "mine" / LOGGED
+    killed(command, tmp_path, PPG, "train", 320)
+    before = log.read_text()
+    log.write_text(before[:-9])
+    assert [row["time/total_timesteps"] for _, row in whole_rows(log)] == [64, 128, 192, 256]
+    assert medians(log.parent, spaces.Discrete(2))["train/approx_kl"] > 0
+    run(*command, cwd=tmp_path)
+    assert log.read_text().splitlines()[:4] == before.splitlines()[:4]
+    rows = pd.read_json(log, lines=True)
+    assert rows["time/total_timesteps"].tolist() == [*range(64, 385, 64), 384] and rows["aux/n_phases"].max() == 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("algo", "options", "said"),
+    [
+        ("ppg", "learning_rate:0.05", "train/approx_kl"),
+        ("ppg", "normalize_value_targets:False normalize:False", "train/grad_norm"),
+        ("ppg", "n_aux_epochs:1", "aux/optimizer_steps"),
+        ("ppo", "", "none, without three rows in"),
+    ],
+)
+def test_report_names_what_was_spoiled(algo, options, said, tmp_path):
+    command = (
+        f"train --algo {algo} --env Pendulum-v1 -n 2048 --eval-freq -1 --seed 0 -params n_steps:128 n_envs:1 batch_size:64"
+    )
+    run(*command.split(), *options.split(), cwd=tmp_path)
+    report = run("report", "--algo", algo, "--env", "Pendulum-v1", "--episodes", "1", cwd=tmp_path)
+    assert said in report.partition("Diagnosis:")[2]
