@@ -86,20 +86,9 @@ def train(run: dict[str, Any], folder: Path) -> Outcome:
     """Train, and return the medians of the log."""
     settings = folder / "defaults.yml"
     settings.write_text(yaml.safe_dump({run["env_id"]: dict(policy="MlpPolicy", n_timesteps=run["steps"])}))
-    words = [
-        "--env",
-        run["env_id"],
-        "-n",
-        str(run["steps"]),
-        "--seed",
-        str(run["seed"]),
-        "--eval-freq",
-        "-1",
-        "--verbose",
-        "0",
-    ]
+    words = ["--env", run["env_id"], "-n", str(run["steps"]), "--seed", str(run["seed"]), "--eval-freq", "-1"]
     words += ["-conf", str(settings)] if run["settings"] == DEFAULTS else []
-    words += ["--gym-packages", "benchmarks.diagnosis"]
+    words += ["--verbose", "0", "--gym-packages", "benchmarks.diagnosis"]
     words += [] if run["env_kwargs"] == NONE else ["--env-kwargs", *run["env_kwargs"].split()]
     done = Run(folder / "run", words, run["steps"], [] if run["changes"] == NONE else run["changes"].split())
     if not done.is_finished:
@@ -115,7 +104,7 @@ def row_of(folder: Path, env_id: str) -> dict[str, Any]:
 
 def named(row: Mapping[str, Any]) -> list[str]:
     """Return the first bound of each sign that applies to a row."""
-    return [sign.bounds[0].name for sign in signs({name: value for name, value in row.items() if "/" in str(name)})]
+    return [sign.bounds.split()[0] for sign in signs({name: value for name, value in row.items() if "/" in str(name)})]
 
 
 def healthy(rows: pd.DataFrame, name: str) -> str:

@@ -1,11 +1,13 @@
-"""The diagnosis of a run: a file of its logged values, and the signs of trouble that they may show."""
+"""The diagnosis of a run: a file of its logged values, and the signs of trouble that these may show."""
 
 import json
 import math
+import operator
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -18,14 +20,83 @@ from typing_extensions import override
 from sb3_ppg.training.checks import aux_steps
 
 LOGGED = "logged_values.jsonl"  # in the folder of a run: a line of JSON for each row of the log
-# Two values of this file alone: numbers of episodes that a time limit has ended, and of optimizer steps in an auxiliary phase
-TIME_LIMITS, AUX_STEPS = "rollout/time_limits", "aux/optimizer_steps"
-HIDDEN_LIMIT = "rollout/hidden_limit"  # number of the longest episodes, if they seem to end at a hidden time limit
+MIN_ROWS = 3  # of which a median says something
 DISCRETE = (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 
 
+class Sign(NamedTuple):
+    """
+    A sign of trouble.
+
+    :param bounds: those that the medians of a run's logged values pass, all of them
+    :param symptom: what is seen, and why
+    :param remedy: what to change
+    """
+
+    bounds: str
+    symptom: str
+    remedy: str
+
+    def each_bound(self) -> list[tuple[str, str, str]]:
+        """Return the name of the value, "above" or "below", and the limit of each bound."""
+        return re.findall(r"(\S+) (above|below) (\S+)", self.bounds)
+
+
+# The table of docs/guides/tuning.md, which says on which runs the bounds were tried
+SIGNS = [
+    Sign(
+        "train/approx_kl above 0.06",
+        "updates change the policy too much; the return drops between auxiliary phases, or stagnates",
+        "lower `learning_rate` or `n_epochs`, raise `batch_size`; or decay the rate to zero (`lin_...` in RL Zoo)",
+    ),
+    Sign(
+        "train/approx_kl below 1e-6 and train/grad_norm below 30",
+        "updates hardly change the policy; the return stagnates",
+        "raise `n_epochs` or `learning_rate`, lower `batch_size`",
+    ),
+    Sign(
+        "train/entropy_loss above -0.01",
+        "the policy always takes the same actions, and learns no others (spaces of discrete actions)",
+        "raise `ent_coef`; lower `learning_rate`",
+    ),
+    Sign(
+        "train/std below 0.015",
+        "the policy hardly explores (Box actions)",
+        "raise `log_std_init` in `policy_kwargs`, or `ent_coef`; scale actions to [-1, 1]",
+    ),
+    Sign(
+        "train/grad_norm above 30 and train/value_unit below 1.01",
+        "no learning, because the rewards are large and the value function learns them in their own unit",
+        "set `normalize_value_targets=True`, the default, or normalize rewards",
+    ),
+    Sign(
+        "aux/final_kl above 0.03",
+        "the return drops in auxiliary phases",
+        "raise `beta_clone`; lower `aux_learning_rate` or `n_aux_epochs`; leave `normalize_value_targets` on",
+    ),
+    Sign(
+        "aux/optimizer_steps below 80 and aux/aux_value_loss above 0.2",
+        "phases are too short: the policy network does not learn the values, and most of the gain is lost",
+        "raise `n_aux_epochs` or lower `aux_batch_size`",
+    ),
+    Sign(
+        "aux/n_phases below 3",
+        "no better than PPO, because there are hardly any auxiliary phases",
+        "more steps, or shorter phases: fewer `n_policy_iterations` or `n_steps`",
+    ),
+    Sign(
+        "rollout/hidden_limit above 9",
+        "many episodes end at the same step as terminations, so the agent does not plan beyond it",
+        "if this is a time limit, fix the environment's `truncated`, or set `ignore_terminations` to the step",
+    ),
+]
+
+
 class LogFile(BaseCallback, KVWriter):
-    """Appends the numbers that a run logs to its file, line by line: a kill loses no line that was written."""
+    """
+    Appends the numbers that a run logs to the file in its folder, and two of its own: ``rollout/time_limits``, the number of
+    episodes that a time limit has ended, and ``aux/optimizer_steps``, unless ``is_own_entry``: our files were run as they are.
+    """
 
     def __init__(self, folder: str, is_own_entry: bool):
         super().__init__()
@@ -43,13 +114,12 @@ class LogFile(BaseCallback, KVWriter):
 
     @override
     def write(self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0) -> None:
-        n_steps = math.inf if self.is_own_entry else aux_steps(self.model)
-        own = {"time/total_timesteps": step, TIME_LIMITS: self.n_time_limits, AUX_STEPS: n_steps}
-        values = filter_excluded_keys(key_values, key_excluded, "json") | own
-        numbers = {name: float(value) for name, value in values.items() if isinstance(value, (int, float, np.number))}
-        row = {name: value for name, value in numbers.items() if np.isfinite(value)}
+        row = {"time/total_timesteps": step, "rollout/time_limits": self.n_time_limits}
+        row |= {} if self.is_own_entry else {"aux/optimizer_steps": aux_steps(self.model)}
+        row |= filter_excluded_keys(key_values, key_excluded, "json")
+        numbers = {name: float(value) for name, value in row.items() if isinstance(value, (int, float, np.number))}
         with self.path.open("a") as file:
-            file.write(json.dumps(row) + "\n")
+            file.write(json.dumps({name: value for name, value in numbers.items() if math.isfinite(value)}) + "\n")
         self.n_time_limits = 0
 
     @override
@@ -64,112 +134,41 @@ def whole_rows(log: Path) -> Iterator[tuple[str, dict[str, float]]]:
             yield line, json.loads(line)
 
 
-# ---- signs ----
-
-
-class Bound(NamedTuple):
-    """A bound of a logged value, or of its median."""
-
-    name: str
-    side: Literal["above", "below"]
-    limit: float
-
-    def is_passed(self, values: Mapping[str, float]) -> bool:
-        value = values.get(self.name, math.nan)
-        return value > self.limit if self.side == "above" else value < self.limit
-
-
-class Sign(NamedTuple):
-    """A sign of trouble, for which all bounds are passed."""
-
-    bounds: tuple[Bound, ...]
-    symptom: str
-    remedy: str
-
-
-# The table of docs/guides/tuning.md, which says on which runs the bounds were tried
-SIGNS = [
-    Sign(
-        (Bound("train/approx_kl", "above", 0.06),),
-        "updates change the policy too much; the return drops between auxiliary phases, or stagnates",
-        "lower `learning_rate` or `n_epochs`, raise `batch_size`; or decay the rate to zero (`lin_...` in RL Zoo)",
-    ),
-    Sign(
-        (Bound("train/approx_kl", "below", 1e-6), Bound("train/grad_norm", "below", 30)),
-        "updates hardly change the policy; the return stagnates",
-        "raise `n_epochs` or `learning_rate`, lower `batch_size`",
-    ),
-    Sign(
-        (Bound("train/entropy_loss", "above", -0.01),),
-        "the policy takes the same actions always, and learns no others (spaces of discrete actions)",
-        "raise `ent_coef`; lower `learning_rate`",
-    ),
-    Sign(
-        (Bound("train/std", "below", 0.015),),
-        "the policy hardly explores (Box actions)",
-        "raise `log_std_init` in `policy_kwargs`, or `ent_coef`; scale actions to [-1, 1]",
-    ),
-    Sign(
-        (Bound("train/grad_norm", "above", 30), Bound("train/value_unit", "below", 1.01)),
-        "no learning, because the rewards are large and the value function learns them in their own unit",
-        "set `normalize_value_targets=True`, the default, or normalize rewards",
-    ),
-    Sign(
-        (Bound("aux/final_kl", "above", 0.03),),
-        "the return drops in auxiliary phases",
-        "raise `beta_clone`; lower `aux_learning_rate` or `n_aux_epochs`; leave `normalize_value_targets` on",
-    ),
-    Sign(
-        (Bound(AUX_STEPS, "below", 80), Bound("aux/aux_value_loss", "above", 0.2)),
-        "phases are too short: the policy network does not learn the values, and most of the gain is lost",
-        "raise `n_aux_epochs` or lower `aux_batch_size`",
-    ),
-    Sign(
-        (Bound("aux/n_phases", "below", 3),),
-        "no better than PPO, because there are hardly any auxiliary phases",
-        "more steps, or shorter phases: fewer `n_policy_iterations` or `n_steps`",
-    ),
-    Sign(
-        (Bound(HIDDEN_LIMIT, "above", 9),),
-        "many episodes end at the same step as terminations, so the agent does not plan beyond it",
-        "if this is a time limit, fix the environment's `truncated`, or set `ignore_terminations` to the step",
-    ),
-]
-
-
 def medians(folder: Path, action_space: spaces.Space) -> dict[str, float]:
     """
-    Return the median of each value that a run has logged three times or more. Exceptions are ``aux/n_phases``, the number at
-    the end; ``train/entropy_loss``, which is left out for continuous actions; and ``HIDDEN_LIMIT``.
+    Return the median of each value that a run has logged ``MIN_ROWS`` times, the entropy of discrete actions only, and the
+    number of phases at the end. ``rollout/hidden_limit`` is the number of the longest episodes if these seem to end at a
+    time limit that is reported as a termination: no other one has ended an episode, and few are nearly as long.
     """
     rows = pd.DataFrame([row for _, row in whole_rows(folder / LOGGED)])
-    if len(rows) < 3:
+    if len(rows) < MIN_ROWS:
         return {}
-    values = rows.median()[rows.count() >= 3].to_dict()
-    values["aux/n_phases"] = rows.get("aux/n_phases", pd.Series(dtype=float)).max()
+    values = rows.median()[rows.count() >= MIN_ROWS].to_dict()
+    if "aux/n_phases" in rows:
+        values["aux/n_phases"] = rows["aux/n_phases"].max()
     if not isinstance(action_space, DISCRETE):
         values.pop("train/entropy_loss", None)
     with suppress(LoadMonitorResultsError):
         lengths = load_results(str(folder))["l"]
-        longest, n_near = lengths.max(), lengths.between(0.9 * lengths.max(), lengths.max(), inclusive="left").sum()
-        n_longest = (lengths == longest).sum()
-        is_limit = rows[TIME_LIMITS].sum() == 0 and longest > 1 and n_longest > 2 * n_near
-        values[HIDDEN_LIMIT] = n_longest if is_limit else 0
+        n_longest, n_near = (lengths == lengths.max()).sum(), (lengths >= 0.9 * lengths.max()).sum()
+        is_limit = rows["rollout/time_limits"].sum() == 0 and lengths.max() > 1 and n_longest > 2 * (n_near - n_longest)
+        values["rollout/hidden_limit"] = n_longest if is_limit else 0
     return values
 
 
 def signs(values: Mapping[str, float]) -> list[Sign]:
     """Return the signs that apply to the medians of a run."""
-    return [sign for sign in SIGNS if all(bound.is_passed(values) for bound in sign.bounds)]
+    compare = {"above": operator.gt, "below": operator.lt}
+    applies = lambda name, side, limit: compare[side](values.get(name, math.nan), float(limit))  # noqa: E731
+    return [sign for sign in SIGNS if all(applies(*bound) for bound in sign.each_bound())]
 
 
 def diagnosis(folder: Path, action_space: spaces.Space) -> str:
-    """Describe the signs of trouble in a run, for ``report``."""
+    """Describe the signs of trouble in a run for ``report``, one or two lines each."""
     if not (values := medians(folder, action_space)):
         return f"none, without three rows in {folder / LOGGED}, which `sb3-ppg train` writes for PPG and its relatives"
-    lines = [
-        f"{', '.join(f'{bound.name} {values[bound.name]:.3g} ({bound.side} {bound.limit:g})' for bound in sign.bounds)}: "
-        f"{sign.symptom}\n{'->':>15} {sign.remedy}"
-        for sign in signs(values)
-    ]
+    lines = []
+    for sign in signs(values):
+        seen = ", ".join(f"{name.partition('/')[2]} {values[name]:.3g}" for name, *_ in sign.each_bound())
+        lines.append(f"{sign.symptom}: {sign.bounds} ({seen})\n{'->':>15} {sign.remedy}")
     return f"\n{'':16}".join(lines) or "no sign of trouble, see docs/guides/tuning.md"
