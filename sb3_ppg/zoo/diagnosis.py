@@ -2,7 +2,6 @@
 
 import json
 import math
-import operator
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -158,9 +157,12 @@ def medians(folder: Path, action_space: spaces.Space) -> dict[str, float]:
 
 def signs(values: Mapping[str, float]) -> list[Sign]:
     """Return the signs that apply to the medians of a run."""
-    compare = {"above": operator.gt, "below": operator.lt}
-    applies = lambda name, side, limit: compare[side](values.get(name, math.nan), float(limit))  # noqa: E731
-    return [sign for sign in SIGNS if all(applies(*bound) for bound in sign.each_bound())]
+
+    def is_passed(name: str, side: str, limit: str) -> bool:
+        value = values.get(name, math.nan)
+        return value > float(limit) if side == "above" else value < float(limit)
+
+    return [sign for sign in SIGNS if all(is_passed(*bound) for bound in sign.each_bound())]
 
 
 def diagnosis(folder: Path, action_space: spaces.Space) -> str:
