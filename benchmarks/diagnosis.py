@@ -108,10 +108,10 @@ def named(row: Mapping[str, Any]) -> list[str]:
 
 
 def healthy(rows: pd.DataFrame, name: str) -> str:
-    """Return the range of a value's medians over the good runs, with two digits."""
+    """Return the range of a value's medians over the good runs, with three digits."""
     values = rows.loc[rows["kind"] == GOOD, name].dropna()
-    low, high = (np.format_float_positional(float(f"{value:.2g}"), trim="-") for value in (values.min(), values.max()))
-    return f"{low} to {high}"
+    low, high = (np.format_float_positional(float(f"{value:.3g}"), trim="-") for value in (values.min(), values.max()))
+    return low if low == high else f"{low} to {high}"
 
 
 def report(experiment: Experiment) -> Report:
