@@ -29,6 +29,7 @@ import yaml
 from matplotlib.figure import Figure
 from tqdm import tqdm
 
+from benchmarks.episodes import Episodes
 from sb3_ppg.comparison.runs import Run, machine, short_hash
 
 RESULTS = Path(__file__).parent / "results"
@@ -59,7 +60,7 @@ def trained(
     config.write_text(yaml.safe_dump({env_id: {"n_timesteps": n_timesteps, **settings}}))
     words = ["--algo", algorithm, "--env", env_id, "-conf", str(config), "-n", str(n_timesteps), "--seed", str(seed)]
     own = ["--gym-packages", "benchmarks.suites.contestants", "--device", "cpu", "--eval-freq", "-1"]
-    run = Run(folder / "run", [*words, *own, *options], n_timesteps, clock="process_time")
+    run = Run(folder / "run", [*words, *own, *options], n_timesteps, clock="process_time", recorder=Episodes)
     if not run.is_finished:
         run.finish(run.start().wait())
     return run

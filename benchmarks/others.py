@@ -26,9 +26,10 @@ from typing_extensions import override
 
 from benchmarks import venvs
 from benchmarks.environments import PACKAGES
+from benchmarks.episodes import Episodes, curve
 from benchmarks.harness import LOGS, RESULTS, Experiment, Report
 from benchmarks.scores import improvements, interquartile_means
-from sb3_ppg.comparison.report import VIEWS, Comparison, page, table
+from sb3_ppg.comparison.report import VIEWS, page, table
 from sb3_ppg.comparison.runs import Run, carry_out
 from sb3_ppg.comparison.scores import Estimate
 
@@ -114,7 +115,8 @@ def run_of(task: str, contestant: str, seed: int) -> Run:
     words = ["--algo", contestant[:3].lower(), "--env", own.env_id, "-conf", str(config), "-n", str(n_timesteps)]
     words += ["--seed", str(seed), "--gym-packages", own.module, "--device", "cpu", "--eval-freq", "-1"]
     arguments = [f"{name}:{value!r}" for name, value in own.arguments.items()]
-    return Run(folder, [*words, *(["--env-kwargs", *arguments] if arguments else [])], n_timesteps)
+    options = [*words, *(["--env-kwargs", *arguments] if arguments else [])]
+    return Run(folder, options, n_timesteps, clock="perf_counter", recorder=Episodes)
 
 
 def carry_out_all(runs: Iterable[dict[str, Any]], n_jobs: int) -> None:
@@ -124,19 +126,36 @@ def carry_out_all(runs: Iterable[dict[str, Any]], n_jobs: int) -> None:
     os.environ["PYTHONPATH"] = f"{venvs.installed(package, PACKAGES[package]['pip'])[1]}{os.pathsep}{os.getcwd()}"
     carry_out([*found.values()], n_jobs)
     for (task, contestant, seed), run in found.items():
-        last = run.episodes().iloc[-1]
+        last = run.rows().iloc[-1]
         row = dict(steps=int(last["steps"]), mean=np.nan, std=np.nan, seconds=round(last["seconds"], 1))
-        OTHERS.add(dict(task=task, contestant=contestant, seed=seed), row, run.curve())
+        OTHERS.add(dict(task=task, contestant=contestant, seed=seed), row, curve(run))
 
 
-def comparison(task: str, rows: pd.DataFrame, curves: pd.DataFrame) -> Comparison:
+class Curves(NamedTuple):
+    """The curves of one task, with columns contestant, seed, steps, seconds and return."""
+
+    title: str
+    points: pd.DataFrame
+
+    def curves_of(self, name: str) -> list[pd.DataFrame]:
+        """Return the curve of each seed."""
+        return [own for _, own in self.points[self.points["contestant"] == name].groupby("seed")]
+
+    def returns(self, view: str) -> dict[str, np.ndarray]:
+        """Return each contestant's returns at the last steps or seconds that all runs reach, (n_seeds, 1)."""
+        curves = {name: self.curves_of(name) for name in CONTESTANTS}
+        end = min(own[view].iloc[-1] for name in CONTESTANTS for own in curves[name])
+        return {name: np.array([[np.interp(end, own[view], own["return"])] for own in curves[name]]) for name in CONTESTANTS}
+
+
+def task_curves(task: str, curves: pd.DataFrame) -> Curves:
     """Return the runs of a task, at the speeds that were measured."""
     own = curves[curves["task"] == task].join(SPEED, ["task", "contestant"], rsuffix=" of a million")
     own["seconds"] = own["compiling"] + own["steps"] * own["seconds of a million"] / 1e6
-    return Comparison(TASKS[task].title or TASKS[task].env_id, rows, own, {name: {} for name in CONTESTANTS})
+    return Curves(TASKS[task].title or TASKS[task].env_id, own)
 
 
-def better(found: Iterable[Comparison], other: str, view: str) -> Estimate:
+def better(found: Iterable[Curves], other: str, view: str) -> Estimate:
     """Return the probability that a training of PPG has a higher return than one of another contestant, mean over tasks."""
     returns = [comparison.returns(view) for comparison in found]
     n_seeds = min(len(own) for by_contestant in returns for own in by_contestant.values())
@@ -148,7 +167,7 @@ def report(experiment: Experiment) -> Report:
     """Return the page of the tasks that have been begun."""
     rows, curves, lines = experiment.rows(), experiment.curves(), []
     n_begun = rows.groupby("task")["contestant"].nunique()
-    found = {task: comparison(task, rows, curves) for task in TASKS if n_begun.get(task) == len(CONTESTANTS)}
+    found = {task: task_curves(task, curves) for task in TASKS if n_begun.get(task) == len(CONTESTANTS)}
     for task, comparison in found.items():
         means = {view: interquartile_means(comparison.returns(view)) for view in VIEWS}
         for contestant in CONTESTANTS:

@@ -19,11 +19,12 @@ import pandas as pd
 from stable_baselines3.common.callbacks import ConvertCallback
 from stable_baselines3.common.logger import configure
 
+from benchmarks.episodes import Episodes
 from benchmarks.harness import Experiment, Outcome, Report, machines
 from benchmarks.suites.contestants import entries_of, made
 from sb3_ppg import PPG
 from sb3_ppg.comparison.report import page, table
-from sb3_ppg.comparison.runs import Episodes, short_hash
+from sb3_ppg.comparison.runs import short_hash
 from sb3_ppg.zoo import ALGOS
 from sb3_ppg.zoo.hyperparameters import hyperparameter_file
 

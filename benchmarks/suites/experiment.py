@@ -11,10 +11,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
+from benchmarks.episodes import curve
 from benchmarks.harness import COLORS, RESULTS, Experiment, Outcome, Report, listed, machines
 from benchmarks.scores import MIN_SEEDS, Task, improvements, interquartile_means
 from benchmarks.suites.contestants import CONTESTANTS, LEADING, TASKS, Training, contestants_on
 from sb3_ppg.comparison.report import draw_seeds, finish, page, table
+from sb3_ppg.comparison.runs import Run
 from sb3_ppg.comparison.scores import Scores
 
 BASELINE = "PPO"
@@ -41,16 +43,22 @@ def train(run: Training, folder: Path) -> Outcome:
     is_tested = run.task.is_tested  # on all levels, with actions drawn as in training
     test = ["--eval-freq", str(run.n_timesteps), "--eval-episodes", str(TEST_EPISODES), "--n-eval-envs", "50"]
     done = run.trained(folder, *(test if is_tested else []))
-    episodes, points = done.episodes(), done.curve(n_latest=LAST_EPISODES)
+    episodes, points = done.rows(), curve(done, LAST_EPISODES)
     steps, seconds = points[["steps", "seconds"]].iloc[-1]
     row = dict(
         train_return=round(float(episodes["return"].tail(LAST_EPISODES).mean()), 3),
-        test_return=done.evaluation()[0] if is_tested else None,
+        test_return=evaluation(done) if is_tested else None,
         seconds=round(seconds),
         steps_per_second=round(steps / seconds),
         test_episodes=TEST_EPISODES if is_tested else None,
     )
     return row, points
+
+
+def evaluation(run: Run) -> float:
+    """Return the mean return of RL Zoo's latest evaluation."""
+    with np.load(run.folder / "evaluations.npz") as evaluations:
+        return round(float(evaluations["results"][-1].mean()), 2)
 
 
 def scores_of(returns: Mapping[str, Mapping[str, np.ndarray]], tasks: Sequence[Task]) -> Scores:

@@ -1,5 +1,6 @@
-"""The answer of a comparison: a picture, a page, and a sentence that claims no more than the intervals say."""
+"""The answer of a comparison: a picture, a page, and a table that claims no more than its runs can tell."""
 
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -10,19 +11,23 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, ScalarFormatter
 
-from sb3_ppg.comparison.runs import N_POINTS
+from sb3_ppg.comparison.evaluations import N_POINTS
 from sb3_ppg.comparison.scores import (
+    BOOTSTRAPS,
     MAX_SEEDS,
     MIN_SEEDS,
-    estimates,
+    Estimate,
+    corrected_p_values,
+    enough_seeds,
+    error_of,
     improvements,
     interquartile_means,
-    is_told_apart,
     seeds_needed,
 )
 
 COLORS = ("tab:blue", "tab:red", "tab:green", "tab:orange", "tab:purple", "tab:brown", "tab:cyan", "tab:pink")
-VIEWS = {"steps": "environment steps", "seconds": "seconds"}  # of a picture's panels and of a verdict
+VIEWS = ("steps", "seconds")  # contestants are compared after equal numbers of these
+N_LAST = 3  # points of a curve whose mean is the return at the end
 
 
 def page(title: str, *paragraphs: str) -> str:
@@ -64,135 +69,140 @@ class Comparison(NamedTuple):
     The runs of contestants in one environment. The first contestant is compared with each of the others.
 
     :param title: name of the environment
-    :param rows: a row for each run: contestant, seed, machine, and "mean", the mean return of the episodes at its end
-    :param curves: points of learning curves: contestant, seed, steps, seconds, return
+    :param points: rows of ``Evaluations`` with the contestant and the seed
     :param settings: hyperparameters, by contestant
-    :param target: return up to which the page counts steps and seconds. None: the lowest of the mean returns at the end
+    :param look: number of verdicts on these contestants, with this one
+    :param clock: what seconds are, see ``Evaluations``
+    :param machine: where the runs were carried out
     """
 
     title: str
-    rows: pd.DataFrame
-    curves: pd.DataFrame
+    points: pd.DataFrame
     settings: Mapping[str, Mapping[str, Any]]
-    target: float | None = None
+    look: int = 1
+    clock: str = "processor"
+    machine: str = ""
 
-    def curves_of(self, name: str) -> list[pd.DataFrame]:
-        """Return the curve of each seed."""
-        return [own for _, own in self.curves[self.curves["contestant"] == name].groupby("seed")]
-
-    def end(self, view: str) -> float:
-        """Return the steps or seconds to which all runs have come."""
-        return min(own[view].iloc[-1] for name in self.settings for own in self.curves_of(name))
-
-    def returns(self, view: str) -> dict[str, np.ndarray]:
-        """Return each contestant's returns at the last steps or seconds that all runs reach, (n_seeds, 1)."""
-        end = self.end(view)
+    def curves(self, view: str) -> dict[str, pd.DataFrame]:
+        """
+        Return each contestant's returns, (N_POINTS + 1, n_seeds), at evenly spaced steps or seconds from 0 to those that all
+        runs reach, interpolated between evaluations.
+        """
+        runs = {key: run for key, run in self.points.groupby(["contestant", "seed"])}
+        grid = np.linspace(0, min(run[view].iloc[-1] for run in runs.values()), N_POINTS + 1)
+        returns = {key: np.interp(grid, run[view], run["return"]) for key, run in runs.items()}
         return {
-            name: np.array([[np.interp(end, own[view], own["return"])] for own in self.curves_of(name)])
+            name: pd.DataFrame({seed: own for (other, seed), own in returns.items() if other == name}, index=grid)
             for name in self.settings
         }
 
-    def at_target(self, name: str, view: str, target: float) -> str:
-        """Return the median of the steps or seconds until a curve reaches a return, and how many seeds reach it."""
-        above = [own[view][own["return"] >= target] for own in self.curves_of(name)]
-        reached = [own.iloc[0] if len(own) else np.inf for own in above]
-        median, n = np.median(reached), np.isfinite(reached).sum()
-        return f"{_number(median) if np.isfinite(median) else 'not reached'} ({n} of {len(reached)} seeds)"
-
-    # ---- the sentence ----
-
-    def verdict(self) -> str:
-        """Return a sentence that says whether the first contestant is ahead of each of the others."""
-        first, *others = self.settings
-        n_seeds = self.n_seeds()
-        if n_seeds >= MIN_SEEDS:
-            compared = [self._compare(view, first, other, n_seeds) for other in others for view in VIEWS]
-            return f"With {n_seeds} seeds, {'; '.join(compared)}."
-        means = [", ".join(f"{name} {own.mean():.1f}" for name, own in self.returns(view).items()) for view in VIEWS]
-        return (
-            f"With {n_seeds} seed{'s' * (n_seeds != 1)} there are no intervals, and nothing is claimed: the mean returns are "
-            f"{means[0]} after the same steps, and {means[1]} after the same seconds. Use {MIN_SEEDS} seeds or more."
-        )
+    def returns(self, view: str) -> dict[str, np.ndarray]:
+        """Return the returns of each contestant's runs at the end, which are means of three points, (n_seeds,)."""
+        return {name: curves.iloc[-N_LAST:].mean().to_numpy() for name, curves in self.curves(view).items()}
 
     def n_seeds(self) -> int:
-        """Return the number of seeds that all contestants have."""
-        return min(len(own) for own in self.returns("steps").values())
+        """Return the number of runs of each contestant."""
+        return self.points["seed"].nunique()
 
-    def _compare(self, view: str, first: str, other: str, n_seeds: int) -> str:
-        returns = self.returns(view)
-        better = improvements({first: returns[first]}, returns[other])[first]
-        says = f"P {better.value:.2f}, {better.low:.2f} to {better.high:.2f}"
-        if is_told_apart(better, returns[first][:, 0], returns[other][:, 0]):
-            return f"{first} is {'ahead of' if better.value > 0.5 else 'behind'} {other} in {view} ({says})"
-        needed = seeds_needed(better.value)
-        more = f"more than {MAX_SEEDS}" if needed > MAX_SEEDS else f"about {needed:.0f}"
-        remedy = f"{more} seeds of each would be needed, if this is the true P" if needed > n_seeds else "use more seeds"
-        return f"{first} and {other} cannot be told apart in {view} ({says}: {remedy})"
+    # ---- the verdict ----
+
+    def verdict(self) -> list[list[str]]:
+        """Return the rows of a table, the first of which is its head: is the first contestant ahead of each of the others?"""
+        first = next(iter(self.settings))
+        returns = {view: self.returns(view) for view in VIEWS}
+        p_values = corrected_p_values(returns)
+        rows = [[f"{first} against", "after equal", first, "the other", "P", "p", "verdict"]]
+        for (other, view), p in p_values.items():
+            own, their = returns[view][first], returns[view][other]
+            better = improvements({first: own[:, None]}, their[:, None])[first]
+            if p <= error_of(self.look):
+                says = "ahead" if better.value > 0.5 else "behind"
+            else:
+                says = f"not apart{self._seeds_needed(better, len(p_values))}"
+            rows.append([other, view, f"{own.mean():.1f}", f"{their.mean():.1f}", str(better), f"{p:.3f}", says])
+        return rows
+
+    def _seeds_needed(self, better: Estimate, n_comparisons: int) -> str:
+        """Return with how many seeds a difference as large as the ends of its interval would be found."""
+        if np.isnan(better.low):
+            return ""
+        fewest, most = sorted(seeds_needed(end, error_of(self.look) / n_comparisons) for end in (better.low, better.high))
+        most = np.inf if better.low <= 0.5 <= better.high else most
+        fewest = max(fewest, self.n_seeds() + 1)
+        if fewest > MAX_SEEDS:
+            return f": more than {MAX_SEEDS} seeds"
+        return f": {fewest:.0f} to {f'more than {MAX_SEEDS}' if most > MAX_SEEDS else f'{max(most, fewest):.0f}'} seeds"
+
+    def rule(self) -> str:
+        """Return the sentences that say when the verdict tells contestants apart."""
+        n_comparisons, error = len(VIEWS) * (len(self.settings) - 1), error_of(self.look)
+        enough = enough_seeds(n_comparisons, self.look)
+        can = "" if self.n_seeds() >= enough else f" With {self.n_seeds()} seeds none can be: it takes {enough} or more."
+        return (
+            f"Told apart if p <= {error:.4f}, which is {error / 0.05:.4g} of 5 %: this is verdict {self.look} on these "
+            f"contestants, and later ones with more seeds share the rest. p is that of the Mann-Whitney test with Holm's "
+            f"correction for {n_comparisons} comparisons.{can}"
+        )
 
     # ---- the page and the picture ----
 
+    def runs(self) -> pd.DataFrame:
+        """Return a row for each run: its returns and seconds."""
+        found = self.points.groupby(["contestant", "seed"], sort=False)
+        last = found.last()[["steps", "seconds", "compile_seconds", "training_return"]]
+        at_end = found["return"].apply(lambda own: own.iloc[-N_LAST:].mean())
+        curve = found["return"].apply(lambda own: own.iloc[1:].mean())
+        return last.assign(return_at_end=at_end, return_of_curve=curve, machine=self.machine).reset_index()
+
     def page(self) -> str:
         """Return the page ``compare.md``: verdict, table and hyperparameters, in Markdown."""
-        kind = "interquartile mean" if self.n_seeds() >= MIN_SEEDS else "mean"
-        means = {view: interquartile_means(self.returns(view)) for view in VIEWS}
-        evaluated = {name: self.rows[self.rows["contestant"] == name]["mean"].to_numpy() for name in self.settings}
-        target = min(float(own.mean()) for own in self.returns("steps").values()) if self.target is None else self.target
-        ends = {view: f"{_number(self.end(view))} {view}" for view in VIEWS}
-        lines = []
-        for name in self.settings:
-            columns = [*(f"{means[view][name]:.1f}" for view in VIEWS), f"{evaluated[name].mean():.1f}"]
-            columns += [self.at_target(name, view, target) for view in VIEWS]
-            speed = np.mean([own["steps"].iloc[-1] / own["seconds"].iloc[-1] for own in self.curves_of(name)])
-            lines.append([name, len(evaluated[name]), *columns, f"{speed:,.0f}"])
-        head = ["", "seeds", *(f"return after {end}, {kind}" for end in ends.values()), "evaluation, mean"]
-        head += [*(f"{view} to {target:.1f}" for view in VIEWS), "steps/s"]
+        verdict, lines = self.verdict(), []
+        curves = {view: self.curves(view) for view in VIEWS}
+        returns = {view: {name: own[:, None] for name, own in self.returns(view).items()} for view in VIEWS}
+        at_end = {view: interquartile_means(returns[view]) for view in VIEWS}
+        for name, own in self.runs().groupby("contestant").mean(numeric_only=True).loc[[*self.settings]].iterrows():
+            means = ((at_end[view][name], curves[view][name].iloc[1:].mean().mean()) for view in VIEWS)
+            cells = [f"{mean:.1f}" for pair in means for mean in pair]
+            seconds = (own["seconds"], own["compile_seconds"], own["steps"] / own["seconds"])
+            lines.append([name, *cells, f"{own['training_return']:.1f}", *(f"{value:,.0f}" for value in seconds)])
+        ends = [f"{next(iter(curves[view].values())).index[-1]:,.0f} {view}" for view in VIEWS]
+        head = ["", *(cell for end in ends for cell in (f"return after {end}", "mean of the curve")), "in training"]
         return page(
             f"{' or '.join(self.settings)} in {self.title}?",
-            self.verdict(),
+            table(verdict[0], verdict[1:]),
+            self.rule(),
             "![Return against steps and against seconds](compare.png)",
-            table(head, lines),
-            "Returns are means of the latest 20 episodes of training. In parentheses: 95 % stratified bootstrap intervals "
-            f"(rliable), from {MIN_SEEDS} seeds on; two contestants are told apart if the interval of P, the probability that "
-            "a run of the first is better, is without 0.5 and the Mann-Whitney test agrees at 5 %. The evaluation is the mean "
-            "return of episodes at the end of a run. Seconds are those that a run took, compiling included; runs at the same "
-            f"time share the machine. {' and '.join(self.rows['machine'].unique())}.",
+            table([*head, f"{self.clock} seconds", "of which torch compiled", "steps/s"], lines),
+            f"{self.n_seeds()} seeds each. Returns are those of the same episodes at {N_POINTS} points of each run, with "
+            "deterministic actions except where RL Zoo evaluates with random ones; at the end, the mean of the last "
+            f"{N_LAST} points. In parentheses: 95 % stratified bootstrap intervals (rliable), from {MIN_SEEDS} seeds on; here "
+            "around interquartile means. P is the probability that a run of the first contestant is better. Returns in "
+            f"training are those of the last tenth of a run. Seconds are without evaluations. {self.machine}.",
             f"```yaml\n{yaml.safe_dump({name: dict(one) for name, one in self.settings.items()}, sort_keys=False)}```",
         )
 
     def picture(self) -> Figure:
-        """Draw mean returns and their intervals against steps and against seconds; diamonds are evaluations."""
-        figure = Figure(figsize=(10, 4.5), dpi=110, layout="constrained")
-        for axes, (view, label) in zip(figure.subplots(1, 2, sharey=True), VIEWS.items(), strict=True):
-            for number, (name, color) in enumerate(zip(self.settings, COLORS * len(self.settings), strict=False), 1):
-                own = _on_one_grid(self.curves_of(name), view)
-                draw_seeds(axes, own, f"{name}, {own.shape[1]} seeds", color, _band(own))
-                marks = self.rows[self.rows["contestant"] == name]["mean"]
-                place = own.index[-1] * (1 + 0.02 * number)  # side by side
-                axes.plot([place] * len(marks), marks, "D", color=color, alpha=0.6, markersize=5, clip_on=False)
-            finish(axes, "", label, "return" if view == "steps" else "")
+        """Draw mean returns and their intervals against steps and against seconds."""
+        n_columns = max(1, 110 // (12 + max(map(len, self.settings))))  # of the legend
+        n_rows = -(-len(self.settings) // n_columns)
+        figure = Figure(figsize=(10, 4.2 + 0.25 * n_rows), dpi=110, layout="constrained")
+        for axes, view in zip(figure.subplots(1, 2, sharey=True), VIEWS, strict=True):
+            for (name, returns), color in zip(self.curves(view).items(), COLORS * len(self.settings), strict=False):
+                draw_seeds(axes, returns, f"{textwrap.shorten(name, 100)}, {returns.shape[1]} seeds", color, _band(returns))
+            finish(axes, "", *(("steps", "return") if view == "steps" else (f"{self.clock} seconds", "")))
             axes.xaxis.set_major_formatter(EngFormatter(sep="") if view == "steps" else ScalarFormatter())
             axes.set_xlim(left=0)
-        figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=4)
+        figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=n_columns)
         band = "95 % intervals" if self.n_seeds() >= MIN_SEEDS else "ranges of the seeds"
-        figure.suptitle(f"{self.title}: means and {band}; diamonds: evaluation at the end", fontsize="medium")
+        figure.suptitle(f"{self.title}: means and {band}", fontsize="medium")
         return figure
 
 
-def _number(value: float) -> str:
-    return f"{value:,.{0 if value >= 100 else 1}f}"
-
-
-def _on_one_grid(curves: Sequence[pd.DataFrame], view: str) -> pd.DataFrame:
-    """Return returns where all curves have one, (n_points, n_seeds), by steps or by seconds."""
-    start, end = max(own[view].iloc[0] for own in curves), min(own[view].iloc[-1] for own in curves)
-    grid = np.linspace(min(start, end), end, N_POINTS)
-    return pd.DataFrame({n: np.interp(grid, own[view], own["return"]) for n, own in enumerate(curves)}, index=grid)
-
-
-def _band(values: pd.DataFrame) -> Sequence[np.ndarray]:
-    """Return the bounds of the mean's interval at each point, if there are seeds enough for one."""
-    if values.shape[1] < MIN_SEEDS:
+def _band(returns: pd.DataFrame) -> Sequence[np.ndarray]:
+    """Return the bounds of the bootstrap interval of the mean at each point, if there are enough seeds for one."""
+    n_seeds = returns.shape[1]
+    if n_seeds < MIN_SEEDS:
         return ()
-    points = {str(step): row.to_numpy()[:, None] for step, row in values.iterrows()}
-    found = estimates(points, np.mean).values()
-    return np.array([estimate.low for estimate in found]), np.array([estimate.high for estimate in found])
+    drawn = np.random.default_rng(0).integers(n_seeds, size=(BOOTSTRAPS, n_seeds))
+    low, high = np.quantile(returns.to_numpy()[:, drawn].mean(axis=2), [0.025, 0.975], axis=1)
+    return low, high

@@ -6,25 +6,20 @@ import os
 import platform
 import subprocess
 import sys
-import sysconfig
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 from stable_baselines3.common.callbacks import BaseCallback
 from tqdm import tqdm
-from typing_extensions import override
 
+from sb3_ppg.comparison.evaluations import Evaluations
 from sb3_ppg.errors import ArgumentError
 
 FINISHED = "finished"  # file in the folder of a run that has ended well
-EPISODES = "episodes.csv"
-N_POINTS = 50  # of a curve
-STANDARD_LIBRARY = (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"))
 # `sb3-ppg`, which ends with the process that has started it, even if that is killed: then its input ends
 PROGRAM = """
 import os, sys, threading
@@ -48,51 +43,6 @@ def short_hash(content: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
-def code_hashes(packages: Collection[str], named: Iterable[str]) -> dict[str, str]:
-    """
-    Return hashes of the code that decides what runs do: the files of this package, those that words of a command name, and
-    all imported modules that are not installed or belong to one of ``packages``.
-    """
-    package = Path(__file__).parents[1]
-    files: dict[str, Any] = {str(file.relative_to(package)): file for file in package.rglob("*.py")}
-    files |= {word: word for word in named}
-    for name, module in [*sys.modules.items()]:
-        file, top = Path(getattr(module, "__file__", None) or ""), name.split(".")[0]
-        is_installed = not {"site-packages", "dist-packages"}.isdisjoint(file.parts) or str(file).startswith(STANDARD_LIBRARY)
-        if top not in ("__main__", package.name) and (top in packages or not is_installed):
-            files[name] = file
-    found = {name: Path(file) for name, file in files.items() if os.path.isfile(file)}  # not `is_file`: words may be long
-    return {name: hashlib.sha256(file.read_bytes()).hexdigest() for name, file in found.items()}
-
-
-class Episodes(BaseCallback):
-    """
-    Writes the steps, seconds and return of each episode to a file. A run that goes on keeps those until its checkpoint.
-
-    :param file: name of a CSV file
-    :param clock: function of ``time`` that measures seconds
-    """
-
-    def __init__(self, file: str, clock: str = "perf_counter") -> None:
-        super().__init__()
-        self.file, self.clock = Path(file), getattr(time, clock)
-
-    @override
-    def _on_training_start(self) -> None:
-        known = pd.read_csv(self.file) if self.file.exists() else pd.DataFrame(columns=["steps", "seconds", "return"])
-        known = known[known["steps"] <= self.num_timesteps]
-        known.to_csv(self.file, index=False)
-        self.start = self.clock() - known["seconds"].max() if len(known) else self.clock()
-        self.stream = self.file.open("a", buffering=1)
-
-    @override
-    def _on_step(self) -> bool:
-        for info in self.locals["infos"]:
-            if "episode" in info:
-                self.stream.write(f"{self.num_timesteps},{self.clock() - self.start:.3f},{info['episode']['r']}\n")
-        return True
-
-
 @dataclass(eq=False)
 class Run:
     """
@@ -102,14 +52,21 @@ class Run:
     :param options: those of ``train``, except its folder and changes to the hyperparameters
     :param n_timesteps: its length, which is among the options, too
     :param params: changes to the hyperparameters, NAME:VALUE
-    :param clock: see ``Episodes``
+    :param clock: see ``Evaluations``
+    :param recorder: class of the callback that writes what happens, whose arguments are those of ``Evaluations``
     """
 
     folder: Path
     options: Sequence[str]
     n_timesteps: int
     params: Sequence[str] = ()
-    clock: str = "perf_counter"
+    clock: str = "processor"
+    recorder: type[BaseCallback] = Evaluations
+
+    @property
+    def file(self) -> Path:
+        """Return the file that the recorder writes."""
+        return self.folder / f"{self.recorder.__name__.lower()}.csv"
 
     @property
     def is_finished(self) -> bool:
@@ -122,7 +79,8 @@ class Run:
         ``--save-freq``, because seconds are those of training. Ctrl-C does not reach it: ``train`` would save its model.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        recorder = {f"{__name__}.Episodes": dict(file=str((self.folder / EPISODES).resolve()), clock=self.clock)}
+        arguments = dict(file=str(self.file.resolve()), n_timesteps=self.n_timesteps, clock=self.clock)
+        recorder = {f"{self.recorder.__module__}.{self.recorder.__qualname__}": arguments}
         no_checkpoint = ["--save-freq", str(2 * self.n_timesteps)]
         words = ["train", "--num-threads", "1", *no_checkpoint, *self.options, "--run-folder", str(self.folder)]
         command = [sys.executable, "-c", PROGRAM, *words, "-params", *self.params, f"callback:{recorder}"]
@@ -131,48 +89,23 @@ class Run:
             return subprocess.Popen(command, stdout=log, env={**os.environ, "OMP_NUM_THREADS": "1"}, **streams)
 
     def finish(self, status: int) -> None:
-        """
-        Mark the run as finished.
-
-        :raises ArgumentError: if the process has failed, or if no episode has ended
-        """
+        """Mark the run as finished, or raise an ``ArgumentError`` if its process has failed."""
         if status != 0:
             log = self.folder / "log.txt"
             end = "\n".join(log.read_text(errors="replace").splitlines()[-8:])
             raise ArgumentError(f"a run has ended with status {status}; the end of {log}:\n{end}")
-        if self.curve().empty:
-            advice = "use more, or a Monitor around the environment"
-            raise ArgumentError(f"no episode has ended within {self.n_timesteps} steps: {advice}")
         (self.folder / FINISHED).touch()
 
     def progress(self) -> int:
-        """Return the number of steps at the end of the latest episode, or of the run if it is finished."""
+        """Return the number of steps in the latest row, or those of the run if it is finished."""
         if self.is_finished:
             return self.n_timesteps
-        file = self.folder / EPISODES
-        lines = file.read_text().splitlines()[1:] if file.exists() else []
+        lines = self.file.read_text().splitlines()[1:] if self.file.exists() else []
         return min(int(lines[-1].split(",")[0]), self.n_timesteps) if lines else 0
 
-    def episodes(self) -> pd.DataFrame:
-        """Return steps, seconds and return of each episode."""
-        return pd.read_csv(self.folder / EPISODES)
-
-    def curve(self, n_points: int = N_POINTS, n_latest: int = 20) -> pd.DataFrame:
-        """Return the mean return of the latest episodes, and seconds, at evenly spaced steps after the first episode."""
-        episodes, grid = self.episodes(), np.linspace(0, self.n_timesteps, n_points + 1)[1:].astype(int)
-        smooth = episodes.assign(**{"return": episodes["return"].rolling(n_latest, min_periods=1).mean()})
-        n_over = np.searchsorted(episodes["steps"], grid, side="right")  # episodes that were over then
-        points = smooth.iloc[n_over[n_over > 0] - 1][["seconds", "return"]].round(2)
-        return points.assign(steps=grid[n_over > 0]).reset_index(drop=True)
-
-    def evaluation(self) -> tuple[float, float]:
-        """Return mean and standard deviation of the returns in the latest evaluation; NaN if there is none that ended."""
-        file = self.folder / "evaluations.npz"
-        if not file.exists():
-            return np.nan, np.nan
-        with np.load(file) as evaluations:
-            returns = evaluations["results"][-1]
-        return round(float(returns.mean()), 2), round(float(returns.std()), 2)
+    def rows(self) -> pd.DataFrame:
+        """Return the rows that the recorder has written."""
+        return pd.read_csv(self.file)
 
 
 def carry_out(runs: Sequence[Run], n_jobs: int = 1) -> None:
@@ -182,7 +115,7 @@ def carry_out(runs: Sequence[Run], n_jobs: int = 1) -> None:
     :param n_jobs: runs at a time
     :raises ArgumentError: if a run fails
     """
-    unfinished = [run for run in runs if not run.is_finished]
+    unfinished, start = [run for run in runs if not run.is_finished], time.monotonic()
     print(f"{len(runs)} runs, {len(unfinished)} to carry out", flush=True)
     processes: dict[Run, subprocess.Popen] = {}
     waiting, total = [*unfinished], sum(run.n_timesteps for run in unfinished)
@@ -198,7 +131,10 @@ def carry_out(runs: Sequence[Run], n_jobs: int = 1) -> None:
                     if process.poll() is not None:
                         run.finish(process.returncode)
                         del processes[run]
-                        bar.write(f"{run.folder}: {run.curve()['return'].iloc[-1]:.1f} after {run.n_timesteps} steps")
+                        rows, done = run.rows(), sum(run.progress() for run in unfinished)
+                        left = f"all end in about {(time.monotonic() - start) * (total / done - 1) / 60:.0f} min"
+                        steps, seconds = f"{run.n_timesteps:,} steps", f"{rows['seconds'].iloc[-1]:,.0f} {run.clock} seconds"
+                        bar.write(f"{run.folder}: return {rows['return'].iloc[-1]:.1f}, {steps}, {seconds}; {left}")
                 bar.update(sum(run.progress() for run in unfinished) - bar.n)
         finally:
             for process in processes.values():

@@ -1,13 +1,13 @@
 """Scores of runs: interquartile means, probabilities of improvement, and what these can tell apart."""
 
+import itertools
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 from rliable.library import get_interval_estimates
-from rliable.metrics import aggregate_iqm
-from scipy.stats import mannwhitneyu, norm
+from scipy.stats import norm
 from typing_extensions import override
 
 from sb3_ppg.saving.training_state import generators_kept
@@ -52,7 +52,12 @@ def estimates(scores: Mapping[str, Any], statistic: Callable, min_seeds: int = M
 
 def interquartile_means(scores: Scores, min_seeds: int = MIN_SEEDS) -> dict[str, Estimate]:
     """Return the mean of the middle half of each contestant's scores."""
-    return estimates(scores, aggregate_iqm, min_seeds)
+
+    def interquartile_mean(own: np.ndarray) -> np.floating:  # rliable's is slow
+        cut, end = own.size // 4, own.size - own.size // 4
+        return np.partition(own, (cut, end - 1), axis=None)[cut:end].mean()
+
+    return estimates(scores, interquartile_mean, min_seeds)
 
 
 def improvements(scores: Scores, baseline: np.ndarray, min_seeds: int = MIN_SEEDS) -> dict[str, Estimate]:
@@ -62,25 +67,62 @@ def improvements(scores: Scores, baseline: np.ndarray, min_seeds: int = MIN_SEED
     return estimates(pairs, lambda own, other: (np.sign(own[:, None] - other).mean() + 1) / 2, min_seeds)
 
 
-def is_told_apart(estimate: Estimate, own: np.ndarray, other: np.ndarray) -> bool:
+def rank_test(own: np.ndarray, other: np.ndarray) -> float:
     """
-    Return whether runs of two contestants are different, on which two criteria must agree: the interval of the probability of
-    improvement excludes 1/2, and the test of Mann and Whitney is significant at 5 %. If equal contestants have four to seven
-    seeds, the interval alone excludes 1/2 in 8 or 9 of 100 comparisons.
+    Return the two-sided p-value of Mann and Whitney's test, which is exact, also where returns are equal.
 
-    :param own: scores of one contestant's runs
-    :param other: scores of the other contestant's runs
+    :param own: returns of one contestant's runs, (n_seeds,)
+    :param other: returns of another contestant's runs, (n_others,)
     """
-    is_apart = estimate.low > 0.5 or estimate.high < 0.5  # False if there is no interval
-    return is_apart and bool(mannwhitneyu(own, other).pvalue < 0.05)
+    both = np.concatenate([own, other])
+    ranks = (both[:, None] > both).sum(axis=1) + (both[:, None] >= both).sum(axis=1)  # twice the ranks, which may be halves
+    ways = np.zeros((len(own) + 1, ranks.sum() + 1))  # to choose so many runs with this sum of ranks
+    ways[0, 0] = 1
+    for rank in ranks:
+        ways[1:, rank:] += ways[:-1, : ways.shape[1] - rank].copy()
+    distances = np.abs(np.arange(ways.shape[1]) - len(own) * ranks.mean())  # from the mean of that sum
+    return float(ways[-1, distances >= distances[ranks[: len(own)].sum()] - 1e-6].sum() / ways[-1].sum())
 
 
-def seeds_needed(probability: float) -> float:
+def corrected_p_values(returns: Mapping[str, Scores]) -> dict[tuple[str, str], float]:
     """
-    Return the number of seeds of each contestant with which a test at 5 % tells them apart in 80 of 100 comparisons (Noether
-    1987, for equally many seeds).
+    Compare the first contestant with each of the others in each view. Return p-values by contestant and view, after Holm's
+    correction for their number.
+
+    :param returns: by view, the returns of each contestant's runs, (n_seeds,)
+    """
+    p_values = {}
+    for view, found in returns.items():
+        first, *others = found
+        p_values |= {(other, view): rank_test(found[first], found[other]) for other in others}
+    highest = 0.0
+    for rank, key in enumerate(sorted(p_values, key=p_values.__getitem__)):
+        highest = p_values[key] = max(highest, min(1.0, (len(p_values) - rank) * p_values[key]))
+    return p_values
+
+
+def error_of(look: int) -> float:
+    """
+    Return the p-value up to which a verdict tells contestants apart: half of 5 % in the first, and half of the one before in
+    each later one, which more seeds call for. So all verdicts together are wrong in at most 5 % of comparisons of equals.
+
+    :param look: number of the verdict, from 1
+    """
+    return 0.05 / 2**look
+
+
+def enough_seeds(n_comparisons: int, look: int = 1) -> int:
+    """Return the smallest number of seeds, 5 or more, of which a verdict can tell all contestants apart if no runs overlap."""
+    return next(n for n in itertools.count(5) if 2 / math.comb(2 * n, n) * n_comparisons <= error_of(look))
+
+
+def seeds_needed(probability: float, error: float = 0.05) -> float:
+    """
+    Return the number of seeds of each contestant with which a test tells them apart in 80 of 100 comparisons (Noether 1987,
+    for equally many seeds).
 
     :param probability: the true probability of improvement
+    :param error: p-value up to which the test tells apart
     """
-    quantiles = norm.ppf(0.975) + norm.ppf(0.8)
+    quantiles = norm.ppf(1 - error / 2) + norm.ppf(0.8)
     return math.inf if probability == 0.5 else math.ceil(quantiles**2 / (6 * (probability - 0.5) ** 2))

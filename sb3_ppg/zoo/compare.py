@@ -3,6 +3,8 @@
 import argparse
 import ast
 import contextlib
+import json
+import math
 import re
 import shlex
 import sys
@@ -15,11 +17,14 @@ import yaml
 from huggingface_sb3 import EnvironmentName
 from rl_zoo3 import ALGOS
 from rl_zoo3.utils import StoreDict, get_wrapper_class
+from stable_baselines3.common.utils import get_device
 
 from sb3_ppg.arguments import check_value, count
 from sb3_ppg.checking import policy_for
-from sb3_ppg.comparison.report import Comparison
-from sb3_ppg.comparison.runs import Run, carry_out, code_hashes, machine, short_hash
+from sb3_ppg.comparison.evaluations import N_EPISODES
+from sb3_ppg.comparison.report import VIEWS, Comparison
+from sb3_ppg.comparison.runs import Run, carry_out, machine, short_hash
+from sb3_ppg.comparison.scores import enough_seeds, error_of
 from sb3_ppg.errors import ArgumentError, nearest
 from sb3_ppg.zoo.environments import environment_maker, imported
 from sb3_ppg.zoo.manager import Manager
@@ -32,24 +37,29 @@ def parse() -> tuple[argparse.Namespace, list[str]]:
     algos = "algorithms, or variants such as 'ppg: n_epochs=3 ent_coef=0.01'; the first is compared with the others"
     parser.add_argument("--algos", nargs="+", default=["ppg", "ppo"], help=algos)
     parser.add_argument("-n", "--n-timesteps", type=int, required=True, help="steps of each run")
-    parser.add_argument("--seeds", type=int, default=5, help="runs of each algorithm (fewer than 4: no intervals)")
+    enough = "runs of each algorithm (default: as many as can tell all of them apart, 5 or more)"
+    parser.add_argument("--seeds", type=int, help=enough)
     parser.add_argument("--jobs", type=int, default=1, help="runs at the same time")
     parser.add_argument("--defaults", action="store_true", help="all hyperparameters are the algorithms' defaults")
     parser.add_argument("-conf", "--conf-file", nargs="+", default=[], metavar="ALGO:FILE", help="hyperparameter files")
     parser.add_argument("-params", "--hyperparams", nargs="+", default=[], metavar="NAME:VALUE", help="changes for all")
-    parser.add_argument("--target", type=float, help="return to which steps and seconds are counted")
     parser.add_argument("-f", "--folder", type=Path, help="where to write (default: logs/compare/ENV)")
     args, others = parser.parse_known_args()
     for name in ("n_timesteps", "seeds", "jobs"):
-        check_value(name, getattr(args, name), count(1))
+        if (value := getattr(args, name)) is not None:
+            check_value(name, value, count(1))
     args.folder = args.folder or Path("logs", "compare", EnvironmentName(args.env))
     args.conf_file = dict(text.partition(":")[::2] for text in args.conf_file)
     used_here = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     used_here.add_argument("--gym-packages", nargs="+", type=imported)
     used_here.add_argument("--env-kwargs", nargs="+", action=StoreDict, default={})
+    used_here.add_argument("--device", default="auto")
+    used_here.add_argument("--eval-episodes", type=int, default=N_EPISODES)
     used_here.parse_known_args(others, args)
-    n_timesteps = str(args.n_timesteps)  # after which there is one evaluation
-    return args, ["--env", args.env, "-n", n_timesteps, "--eval-freq", n_timesteps, "--eval-episodes", "20", *others]
+    # One environment for each episode, unless `others` has fewer; evaluations are ours, which stop the clock
+    n_episodes = str(args.eval_episodes)
+    evaluated = ["--eval-episodes", n_episodes, "--n-eval-envs", n_episodes, *others, "--eval-freq", "-1"]
+    return args, ["--env", args.env, "-n", str(args.n_timesteps), *evaluated]
 
 
 def contestant(name: str, args: argparse.Namespace) -> tuple[list[str], list[str], dict[str, Any]]:
@@ -90,35 +100,51 @@ def main() -> None:
     if unknown := args.conf_file.keys() - {name.partition(":")[0] for name in contestants}:
         raise ArgumentError(f"-conf {', '.join(unknown)} cannot work: write ALGO:FILE, for algorithms that are compared")
     makers += [ALGOS[name.partition(":")[0]] for name in contestants]
-    named = [*others, *(file for file in args.conf_file.values() if file.endswith(".py"))]
-    code = code_hashes({maker.__module__.split(".")[0] for maker in makers}, named)
+    files = {getattr(sys.modules[maker.__module__], "__file__", None) for maker in makers} - {None}
+    code = [Path(file).read_text(errors="replace") for file in sorted(files)]
+    # Other options, another entry in the same file, or another file of the environment or the algorithm: another folder
+    folders = {
+        name: f"{re.sub('[^-a-z0-9._=]+', '_', name)[:60]}_{short_hash([options, params, others, settings, code])}"
+        for name, (options, params, settings) in contestants.items()
+    }
+    looks_file, compared = args.folder / "looks.json", " ".join(folders.values())
+    looks = json.loads(looks_file.read_text()) if looks_file.exists() else {}
+    seeds_before = looks.setdefault(compared, [])  # of the verdicts on these contestants
+    n_comparisons = len(VIEWS) * (len(contestants) - 1)
+    n_seeds = args.seeds or (seeds_before[-1] if seeds_before else enough_seeds(n_comparisons))
+    if n_seeds not in seeds_before:
+        seeds_before.append(n_seeds)
+    look = seeds_before.index(n_seeds) + 1
+    if n_seeds < (enough := enough_seeds(n_comparisons, look)):
+        print(
+            f"{n_seeds} seeds can tell nothing apart: in {n_comparisons} comparisons a rank test must give p <= "
+            f"{error_of(look) / n_comparisons:.4f}, and theirs are {2 / math.comb(2 * n_seeds, n_seeds):.4f} or more. "
+            f"--seeds {enough} would do"
+        )
+    clock = "processor" if get_device(args.device).type == "cpu" else "wall"
     runs = {}
-    for seed in range(args.seeds):  # first, so that all have as many when some runs are finished
-        for name, (options, params, settings) in contestants.items():
-            # Other options, another entry in the same file, or other code: another folder
-            content = short_hash([options, params, others, settings, code])
-            folder = args.folder / f"{re.sub('[^-a-z0-9._=]+', '_', name)[:60]}_{content}" / str(seed)
-            runs[name, seed] = Run(folder, [*options, *others, "--seed", str(seed)], args.n_timesteps, params)
+    for seed in range(n_seeds):  # first, so that all have as many when some runs are finished
+        for name, (options, params, _) in contestants.items():
+            words, folder = [*options, *others, "--seed", str(seed)], args.folder / folders[name] / str(seed)
+            runs[name, seed] = Run(folder, words, args.n_timesteps, params, clock)
     try:
         carry_out([*runs.values()], args.jobs)
     except KeyboardInterrupt:
         sys.exit("interrupted: the same command carries out what is missing")
-    rows, curves = [], []
-    for (name, seed), run in runs.items():
-        identity, curve, (mean, std) = dict(contestant=name, seed=seed), run.curve(), run.evaluation()
-        curves.append(curve.assign(**identity))
-        known = dict(machine=machine(), steps=args.n_timesteps, mean=mean, std=std, seconds=curve["seconds"].iloc[-1])
-        rows.append(identity | known)
+    looks_file.write_text(json.dumps(looks))
+    points = pd.concat(run.rows().assign(contestant=name, seed=seed) for (name, seed), run in runs.items())
     listed = {
         name: {"command": shlex.join(["sb3-ppg", "train", *options, *others]), **settings}
         for name, (options, _, settings) in contestants.items()
     }
-    found = Comparison(args.env, pd.DataFrame(rows), pd.concat(curves), listed, args.target)
-    found.rows.to_csv(args.folder / "compare.csv", index=False)
-    found.curves.to_csv(args.folder / "compare_curves.csv", index=False)
+    found = Comparison(args.env, points, listed, look, clock, machine())
+    found.runs().to_csv(args.folder / "compare.csv", index=False)
+    found.points.to_csv(args.folder / "compare_curves.csv", index=False)
     found.picture().savefig(args.folder / "compare.png")
     (args.folder / "compare.md").write_text(found.page())
-    print(f"{found.verdict()}\nSaved {args.folder / 'compare.png'}, compare.md and compare.csv")
+    head, *rows = found.verdict()
+    print(f"{pd.DataFrame(rows, columns=head).to_string(index=False)}\n{found.rule()}")
+    print(f"Saved {args.folder / 'compare.png'}, compare.md and compare.csv")
 
 
 def _value(text: str) -> Any:

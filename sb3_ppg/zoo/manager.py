@@ -23,11 +23,12 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import CheckpointCallback, EvalCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.utils import LinearSchedule
-from stable_baselines3.common.vec_env import VecEnv, VecNormalize
+from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize
 from typing_extensions import override
 
 from sb3_ppg import PPG, MaskablePPG, PhasicCallback, PhasicCheckpointCallback, aux_buffer_path
 from sb3_ppg.arguments import argument_names
+from sb3_ppg.comparison.evaluations import Evaluations
 from sb3_ppg.distributed import broadcast, gather, n_processes, rank
 from sb3_ppg.environments.watched import innermost
 from sb3_ppg.errors import ADVISED, ArgumentError, ModelFormatError, nearest, raised_as
@@ -275,6 +276,15 @@ class Manager(ExperimentManager):
                 if isinstance(callback, EvalCallback):
                     callback.n_calls = self.n_steps_before // (self.n_envs * n_processes())  # counts to the next evaluation
                     restore_evaluations(callback, self.n_steps_before)
+        for callback in self.callbacks:
+            if isinstance(callback, Evaluations):
+                callback.make_envs, callback.deterministic = self._create_evaluated_envs, self.deterministic_eval
+                callback.n_episodes, callback.n_envs = self.n_eval_episodes, self.n_eval_envs
+
+    def _create_evaluated_envs(self, n_envs: int, seed: int) -> VecEnv:
+        """Create environments in this process: they are used for one episode each."""
+        with patch.multiple(self, seed=seed, vec_env_class=DummyVecEnv):
+            return self.create_envs(n_envs, eval_env=True)
 
     @override
     def create_envs(self, n_envs: int, eval_env: bool = False, no_log: bool = False) -> VecEnv:
