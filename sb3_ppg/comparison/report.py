@@ -18,11 +18,11 @@ from sb3_ppg.comparison.scores import (
     MIN_SEEDS,
     Estimate,
     corrected_p_values,
-    enough_seeds,
     error_of,
     improvements,
     interquartile_means,
     seeds_needed,
+    too_few_seeds,
 )
 
 COLORS = ("tab:blue", "tab:red", "tab:green", "tab:orange", "tab:purple", "tab:brown", "tab:cyan", "tab:pink")
@@ -136,12 +136,11 @@ class Comparison(NamedTuple):
     def rule(self) -> str:
         """Return the sentences that say when the verdict tells contestants apart."""
         n_comparisons, error = len(VIEWS) * (len(self.settings) - 1), error_of(self.look)
-        enough = enough_seeds(n_comparisons, self.look)
-        can = "" if self.n_seeds() >= enough else f" With {self.n_seeds()} seeds none can be: it takes {enough} or more."
+        too_few = too_few_seeds(self.n_seeds(), n_comparisons, self.look)
         return (
             f"Told apart if p <= {error:.4f}, which is {error / 0.05:.4g} of 5 %: this is verdict {self.look} on these "
             f"contestants, and later ones with more seeds share the rest. p is that of the Mann-Whitney test with Holm's "
-            f"correction for {n_comparisons} comparisons.{can}"
+            f"correction for {n_comparisons} comparisons. {too_few}"
         )
 
     # ---- the page and the picture ----

@@ -116,6 +116,17 @@ def enough_seeds(n_comparisons: int, look: int = 1) -> int:
     return next(n for n in itertools.count(5) if 2 / math.comb(2 * n, n) * n_comparisons <= error_of(look))
 
 
+def too_few_seeds(n_seeds: int, n_comparisons: int, look: int) -> str:
+    """Return a sentence if a verdict of so few seeds cannot tell anything apart, with the number that would do, or no text."""
+    if n_seeds >= (enough := enough_seeds(n_comparisons, look)):
+        return ""
+    smallest, allowed = 2 / math.comb(2 * n_seeds, n_seeds), error_of(look) / n_comparisons
+    return (
+        f"With --seeds {n_seeds} nothing can be told apart: the smallest p of a rank test is {smallest:.3f}, and "
+        f"{n_comparisons} comparisons ask for {allowed:.4f}; --seeds {enough} would do."
+    )
+
+
 def seeds_needed(probability: float, error: float = 0.05) -> float:
     """
     Return the number of seeds of each contestant with which a test tells them apart in 80 of 100 comparisons (Noether 1987,

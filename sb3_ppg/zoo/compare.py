@@ -4,7 +4,6 @@ import argparse
 import ast
 import contextlib
 import json
-import math
 import re
 import shlex
 import sys
@@ -24,7 +23,7 @@ from sb3_ppg.checking import policy_for
 from sb3_ppg.comparison.evaluations import N_EPISODES
 from sb3_ppg.comparison.report import VIEWS, Comparison
 from sb3_ppg.comparison.runs import Run, carry_out, machine, short_hash
-from sb3_ppg.comparison.scores import enough_seeds, error_of
+from sb3_ppg.comparison.scores import enough_seeds, too_few_seeds
 from sb3_ppg.errors import ArgumentError, nearest
 from sb3_ppg.zoo.environments import environment_maker, imported
 from sb3_ppg.zoo.manager import Manager
@@ -92,21 +91,19 @@ def contestant(name: str, args: argparse.Namespace) -> tuple[list[str], list[str
 def main() -> None:
     """Run the command."""
     args, others = parse()
-    makers = [environment_maker(args.env)]
+    environment = environment_maker(args.env)
     args.folder.mkdir(parents=True, exist_ok=True)
     contestants = {name: contestant(name, args) for name in args.algos}
     if len(contestants) < 2:
         raise ArgumentError(f"a comparison needs two contestants: --algos {' '.join(args.algos)} has one")
     if unknown := args.conf_file.keys() - {name.partition(":")[0] for name in contestants}:
         raise ArgumentError(f"-conf {', '.join(unknown)} cannot work: write ALGO:FILE, for algorithms that are compared")
-    makers += [ALGOS[name.partition(":")[0]] for name in contestants]
-    files = {getattr(sys.modules[maker.__module__], "__file__", None) for maker in makers} - {None}
-    code = [Path(file).read_text(errors="replace") for file in sorted(files)]
-    # Other options, another entry in the same file, or another file of the environment or the algorithm: another folder
-    folders = {
-        name: f"{re.sub('[^-a-z0-9._=]+', '_', name)[:60]}_{short_hash([options, params, others, settings, code])}"
-        for name, (options, params, settings) in contestants.items()
-    }
+    folders = {}
+    for name, (options, params, settings) in contestants.items():
+        # Other options, another entry in the same file, or another file of the environment or the algorithm: another folder
+        code = [_source(environment), _source(ALGOS[name.partition(":")[0]])]
+        content = short_hash([options, params, others, settings, code])
+        folders[name] = f"{re.sub('[^-a-z0-9._=]+', '_', name)[:60]}_{content}"
     looks_file, compared = args.folder / "looks.json", " ".join(folders.values())
     looks = json.loads(looks_file.read_text()) if looks_file.exists() else {}
     seeds_before = looks.setdefault(compared, [])  # of the verdicts on these contestants
@@ -115,12 +112,8 @@ def main() -> None:
     if n_seeds not in seeds_before:
         seeds_before.append(n_seeds)
     look = seeds_before.index(n_seeds) + 1
-    if n_seeds < (enough := enough_seeds(n_comparisons, look)):
-        print(
-            f"{n_seeds} seeds can tell nothing apart: in {n_comparisons} comparisons a rank test must give p <= "
-            f"{error_of(look) / n_comparisons:.4f}, and theirs are {2 / math.comb(2 * n_seeds, n_seeds):.4f} or more. "
-            f"--seeds {enough} would do"
-        )
+    if warning := too_few_seeds(n_seeds, n_comparisons, look):
+        print(warning)
     clock = "processor" if get_device(args.device).type == "cpu" else "wall"
     runs = {}
     for seed in range(n_seeds):  # first, so that all have as many when some runs are finished
@@ -145,6 +138,12 @@ def main() -> None:
     head, *rows = found.verdict()
     print(f"{pd.DataFrame(rows, columns=head).to_string(index=False)}\n{found.rule()}")
     print(f"Saved {args.folder / 'compare.png'}, compare.md and compare.csv")
+
+
+def _source(maker: Any) -> str:
+    """Return the file that defines a function or a class; an empty one if it is no file."""
+    file = getattr(sys.modules[maker.__module__], "__file__", None)
+    return Path(file).read_text(errors="replace") if file else ""
 
 
 def _value(text: str) -> Any:

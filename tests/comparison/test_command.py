@@ -49,9 +49,9 @@ def test_the_command_from_two_tiny_runs_to_the_picture(tmp_path):
     command += ["-n", "320", "--jobs", "2", "--eval-episodes", "2", "--device", "cpu", "-params", "gamma:0.9", "-f", "here"]
     output = run(*command, "--seeds", "1", cwd=tmp_path)
     folder = tmp_path / "here"
-    assert "1 seeds can tell nothing apart" in output and "--seeds 5 would do" in output
+    assert output.count("With --seeds 1 nothing can be told apart") == 2 and "--seeds 5 would do" in output
     assert "2 runs, 2 to carry out" in output and output.count("processor seconds; all end in about") == 2
-    assert output.count("not apart") == 2 and "With 1 seeds none can be: it takes 5 or more" in output
+    assert output.count("not apart") == 2
     assert (folder / "compare.png").stat().st_size > 10_000
     rows, curves = pd.read_csv(folder / "compare.csv"), pd.read_csv(folder / "compare_curves.csv")
     assert set(rows["contestant"]) == set(curves["contestant"]) == {"ppo", variant}
