@@ -78,7 +78,7 @@ def train(run: dict[str, Any], folder: Path) -> tuple[dict[str, float], None]:
     if name != run["algorithm"]:
         settings["normalize"] = "dict(norm_obs=False, norm_reward=True)"
     done = trained(folder, name.lower(), run["env_id"], settings, seed, n_timesteps)
-    late = done.episodes().query("steps > 0.9 * @n_timesteps")
+    late = done.rows().query("steps > 0.9 * @n_timesteps")
     return {"return": round(float(late["return"].mean()), 2), "seconds": round(late["seconds"].iloc[-1])}, None
 
 

@@ -10,8 +10,6 @@ from typing_extensions import override
 
 from sb3_ppg.comparison.runs import Run
 
-N_POINTS = 50  # of a curve
-
 
 class Episodes(BaseCallback):
     """
@@ -42,10 +40,17 @@ class Episodes(BaseCallback):
         return True
 
 
-def curve(run: Run, n_latest: int = 20) -> pd.DataFrame:
+def curve(run: Run, n_latest: int = 20, n_points: int = 50) -> pd.DataFrame:
     """Return the mean return of the latest episodes, and seconds, at evenly spaced steps after the first episode."""
-    episodes, grid = run.rows(), np.linspace(0, run.n_timesteps, N_POINTS + 1)[1:].astype(int)
+    episodes, grid = run.rows(), np.linspace(0, run.n_timesteps, n_points + 1)[1:].astype(int)
     smooth = episodes.assign(**{"return": episodes["return"].rolling(n_latest, min_periods=1).mean()})
     n_over = np.searchsorted(episodes["steps"], grid, side="right")  # episodes that were over then
     points = smooth.iloc[n_over[n_over > 0] - 1][["seconds", "return"]].round(2)
     return points.assign(steps=grid[n_over > 0]).reset_index(drop=True)
+
+
+def evaluation(run: Run) -> tuple[float, float]:
+    """Return the mean and the standard deviation of the returns in RL Zoo's latest evaluation."""
+    with np.load(run.folder / "evaluations.npz") as evaluations:
+        returns = evaluations["results"][-1]
+    return round(float(returns.mean()), 2), round(float(returns.std()), 2)

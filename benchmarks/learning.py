@@ -16,6 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rl_zoo3 import ALGOS
 
+from benchmarks.episodes import curve, evaluation
 from benchmarks.harness import COLORS, Experiment, Outcome, Report, defaults_of, listed, machines, trained
 from benchmarks.suites.contestants import Settings, entry, zoo_entry
 from sb3_ppg.comparison.report import draw_seeds, finish, page, table
@@ -58,7 +59,7 @@ def train(run: dict[str, Any], folder: Path) -> Outcome:
     frequency = n_timesteps // (N_EVALUATIONS if is_evaluated else 1)
     evaluations = ["--eval-freq", str(frequency), "--eval-episodes", str(N_EPISODES)]
     done = trained(folder, algo, env_id, entries[algo], run["seed"], n_timesteps, *evaluations)
-    (mean, std), last, points = done.evaluation(), done.episodes().iloc[-1], done.curve()
+    (mean, std), last, points = evaluation(done), done.rows().iloc[-1], curve(done)
     if is_evaluated:
         with np.load(done.folder / "evaluations.npz") as found:
             points = pd.DataFrame({"steps": found["timesteps"], "return": found["results"].mean(axis=1).round(2)})

@@ -12,6 +12,7 @@ from typing import Any
 
 import pandas as pd
 
+from benchmarks.episodes import curve
 from benchmarks.harness import RESULTS, Experiment, Outcome, Report, trained
 from benchmarks.scores import Task
 from benchmarks.suites.contestants import TASKS, Settings, entry
@@ -52,9 +53,9 @@ def train(run: dict[str, Any], folder: Path) -> Outcome:
     changes = dict(compile_updates=False) if run["algorithm"] == "ppg" else {}
     algorithm, game = run["algorithm"], run["game"]
     done = trained(folder, algorithm, game, settings(algorithm, game) | changes, run["seed"], FULL)
-    last = done.episodes().tail(100)
+    last = done.rows().tail(100)
     row = {"return": round(float(last["return"].mean()), 3), "steps": last["steps"].iloc[-1]}
-    return row | {"seconds": round(last["seconds"].iloc[-1])}, done.curve(n_points=25, n_latest=100)
+    return row | {"seconds": round(last["seconds"].iloc[-1])}, curve(done, n_latest=100, n_points=25)
 
 
 def comparison(is_compiled: bool = False) -> Comparison:

@@ -11,12 +11,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
-from benchmarks.episodes import curve
+from benchmarks.episodes import curve, evaluation
 from benchmarks.harness import COLORS, RESULTS, Experiment, Outcome, Report, listed, machines
 from benchmarks.scores import MIN_SEEDS, Task, improvements, interquartile_means
 from benchmarks.suites.contestants import CONTESTANTS, LEADING, TASKS, Training, contestants_on
 from sb3_ppg.comparison.report import draw_seeds, finish, page, table
-from sb3_ppg.comparison.runs import Run
 from sb3_ppg.comparison.scores import Scores
 
 BASELINE = "PPO"
@@ -47,18 +46,12 @@ def train(run: Training, folder: Path) -> Outcome:
     steps, seconds = points[["steps", "seconds"]].iloc[-1]
     row = dict(
         train_return=round(float(episodes["return"].tail(LAST_EPISODES).mean()), 3),
-        test_return=evaluation(done) if is_tested else None,
+        test_return=evaluation(done)[0] if is_tested else None,
         seconds=round(seconds),
         steps_per_second=round(steps / seconds),
         test_episodes=TEST_EPISODES if is_tested else None,
     )
     return row, points
-
-
-def evaluation(run: Run) -> float:
-    """Return the mean return of RL Zoo's latest evaluation."""
-    with np.load(run.folder / "evaluations.npz") as evaluations:
-        return round(float(evaluations["results"][-1].mean()), 2)
 
 
 def scores_of(returns: Mapping[str, Mapping[str, np.ndarray]], tasks: Sequence[Task]) -> Scores:

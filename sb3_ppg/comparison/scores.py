@@ -91,7 +91,7 @@ def corrected_p_values(returns: Mapping[str, Scores]) -> dict[tuple[str, str], f
 
     :param returns: by view, the returns of each contestant's runs, (n_seeds,)
     """
-    p_values = {}
+    p_values: dict[tuple[str, str], float] = {}
     for view, found in returns.items():
         first, *others = found
         p_values |= {(other, view): rank_test(found[first], found[other]) for other in others}
