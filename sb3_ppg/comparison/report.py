@@ -119,7 +119,7 @@ class Comparison(NamedTuple):
                 says = "ahead" if better.value > 0.5 else "behind"
             else:
                 says = f"not apart{self._seeds_needed(better, len(p_values))}"
-            rows.append([other, view, f"{own.mean():.1f}", f"{their.mean():.1f}", str(better), f"{p:.3f}", says])
+            rows.append([other, view, f"{own.mean():.1f}", f"{their.mean():.1f}", str(better), f"{p:.2g}", says])
         return rows
 
     def _seeds_needed(self, better: Estimate, n_comparisons: int) -> str:

@@ -77,7 +77,7 @@ def recorded(model, make_env, tmp_path, n_timesteps=320, wrap=lambda env: env, *
 @pytest.mark.parametrize("n_envs, deterministic", [(6, True), (4, False)])
 @pytest.mark.parametrize("algorithm", [A2C, PPG, RecurrentPPG])
 def test_equal_weights_have_equal_returns_at_all_points(algorithm, deterministic, n_envs, tmp_path):
-    """In environments that remember their past, and whatever random numbers the training has drawn."""
+    """Neither the past of environments nor the random numbers that the training has drawn count."""
     policy = "MlpLstmPolicy" if "Recurrent" in algorithm.__name__ else "MlpPolicy"
     model = algorithm(policy, make_vec_env(Remembering, seed=0), learning_rate=0.0, **ROLLOUT)
     rows = recorded(model, Remembering, tmp_path, n_envs=n_envs, deterministic=deterministic)

@@ -1,4 +1,4 @@
-"""What a comparison says of its runs, and how often it is wrong."""
+"""The verdict of a comparison, and how often it is wrong."""
 
 from functools import partial
 
@@ -124,7 +124,7 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("n_contestants", [2, 3, 4, 5, 6])
 def test_equals_are_told_apart_in_at_most_five_of_a_hundred_comparisons(kind, n_contestants, n_simulations=300):
-    """By the first verdict or by a second one, after as many seeds again."""
+    """Simulate a first verdict and a second one, after as many seeds again."""
     draw = partial(KINDS[kind], np.random.default_rng(0))
     n_first, n_wrong = enough_seeds(2 * (n_contestants - 1)), np.zeros(2)
     for _ in range(n_simulations):
@@ -138,7 +138,7 @@ def test_equals_are_told_apart_in_at_most_five_of_a_hundred_comparisons(kind, n_
 
 @pytest.mark.parametrize("n_seeds, power", [(5, (0.09, 0.4)), (8, (0.21, 0.81)), (10, (0.32, 0.93))])
 def test_how_often_a_true_difference_of_one_and_two_standard_deviations_is_found(n_seeds, power, n_simulations=300):
-    """As the guide says, between two contestants."""
+    """The guide has these numbers."""
     draw = np.random.default_rng(0).standard_normal
     for lead, expected in zip((1.0, 2.0), power, strict=True):
         p_values = [corrected_p_values(simulated(draw, 2, n_seeds, lead))["1", "steps"] for _ in range(n_simulations)]
@@ -146,7 +146,7 @@ def test_how_often_a_true_difference_of_one_and_two_standard_deviations_is_found
 
 
 def test_the_number_of_seeds_that_can_be_enough():
-    """Of 2 x 5 runs, 252 orders are possible, of which one and its reverse are without overlap."""
+    """There are 252 orders of 2 x 5 runs, of which one and its reverse are without overlap."""
     assert [enough_seeds(2 * n) for n in (1, 2, 3, 4, 5, 6)] == [5, 6, 6, 6, 6, 7]
     assert 2 / 252 * 2 <= error_of(1) < 2 / 252 * 4 and sum(map(error_of, range(1, 50))) <= 0.05
 
