@@ -140,7 +140,7 @@ class Comparison(NamedTuple):
         return (
             f"Told apart if p <= {error:.4f}, which is {error / 0.05:.4g} of 5 %: this is verdict {self.look} on these "
             f"contestants, and later ones with more seeds share the rest. p is that of the Mann-Whitney test with Holm's "
-            f"correction for {n_comparisons} comparisons. {too_few}"
+            f"correction for {n_comparisons} comparisons. {too_few}".rstrip()
         )
 
     # ---- the page and the picture ----
