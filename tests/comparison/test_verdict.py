@@ -95,6 +95,7 @@ def test_the_rank_test_is_exact_with_equal_returns_too():
         own, other = generator.normal(size=n), generator.normal(1, size=n)
         assert rank_test(own, other) == pytest.approx(mannwhitneyu(own, other, method="exact").pvalue)
     assert rank_test(np.ones(5), np.ones(5)) == 1
+    assert rank_test(np.array([2, 2, 2, 3]), np.array([1, 3, 2, 0])) == pytest.approx(36 / 70)
 
 
 def test_holms_correction():
