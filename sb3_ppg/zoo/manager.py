@@ -268,7 +268,8 @@ class Manager(ExperimentManager):
     @override
     def create_callbacks(self) -> None:
         """Evaluate under action masks, in comparisons, too, and keep the evaluations of a run that goes on."""
-        with patch.object(rl_zoo3.exp_manager, "EvalCallback", MaskableEvalCallback if self.is_masked else EvalCallback):
+        evaluating = _MaskableEvaluations if self.is_masked else EvalCallback if self.algo in OFFLINE else _Evaluations
+        with patch.object(rl_zoo3.exp_manager, "EvalCallback", evaluating):
             super().create_callbacks()
         if self.n_steps_before > 0:
             for callback in self.callbacks:
@@ -414,6 +415,35 @@ def load_prior(path: Path, model: PPG) -> BaseAlgorithm:
     for file in folder.glob("*/vecnormalize.pkl"):
         agent.env = VecNormalize.load(str(file), innermost(model.env))
     return agent
+
+
+class _Evaluations(EvalCallback):
+    """
+    Gives up an evaluation with an episode of more steps than the training: in some environments, such as the game 2048, an
+    agent may repeat an action without effect forever.
+    """
+
+    @override
+    def _log_success_callback(self, locals_: dict[str, Any], globals_: dict[str, Any]) -> None:
+        super()._log_success_callback(locals_, globals_)
+        if locals_["current_lengths"][locals_["i"]] > self.model._total_timesteps:
+            raise _EndlessEpisode
+
+    @override
+    def _on_step(self) -> bool:
+        try:
+            return super()._on_step()
+        except _EndlessEpisode:
+            print("An evaluation was given up: an episode takes more steps than the training")
+            return True
+
+
+class _EndlessEpisode(Exception):
+    """Raised in an evaluation that would not end."""
+
+
+class _MaskableEvaluations(_Evaluations, MaskableEvalCallback):
+    """Evaluates under action masks."""
 
 
 class _MaskableTrialEvalCallback(TrialEvalCallback, MaskableEvalCallback):
