@@ -32,12 +32,30 @@ from tests.zoo.test_commands import n_frames
 
 pytestmark = pytest.mark.slow
 
+ENDLESS = """
+import gymnasium
+
+class Endless(gymnasium.Env):
+    observation_space, action_space = gymnasium.spaces.Box(0, 1), gymnasium.spaces.Discrete(2)
+    reset = lambda self, **_: (self.observation_space.sample(), {})
+    step = lambda self, action: (self.observation_space.sample(), 1.0, False, False, {})
+
+gymnasium.register("Endless-v0", Endless)
+"""
+
 
 def test_settings_of_ones_own_file_are_advised_on(tmp_path):
     """The settings of our files were run as they are."""
     (tmp_path / "mine.yml").write_text("CartPole-v1: {policy: MlpPolicy, n_timesteps: 64, n_steps: 64, batch_size: 64}")
     with pytest.warns(UserWarning, match="takes 24 optimizer steps"):
         run("train", "--env", "CartPole-v1", "-conf", "mine.yml", "--eval-freq", "-1", cwd=tmp_path)
+
+
+def test_an_evaluation_that_would_not_end_is_given_up(tmp_path):
+    (tmp_path / "endless.py").write_text(ENDLESS)
+    options = ["--gym-packages", "endless", "-n", "64", "--eval-freq", "64", "--eval-episodes", "1"]
+    output = run("train", "--env", "Endless-v0", *options, *SMALL, cwd=tmp_path)
+    assert output.count("An evaluation was given up") == 1
 
 
 def test_a_larger_n_extends_a_run_exactly(tmp_path):
