@@ -15,6 +15,7 @@ EXAMPLES = ROOT / "examples"
 # Arguments of each one's `main` that make it short, and what it prints at its end
 SCRIPTS = {
     "quick_start": (dict(more_timesteps=1), r"Return over 20 episodes: \d+ \+- \d+\n[\s\S]*Trained for \d+ steps\n"),
+    "one_file": ({}, r"Return over 20 episodes: \d+ \+- \d+\n"),
     "training_script": (dict(n_episodes=1), r"Return over 1 episodes: -\d+ \+- \d+\n"),
     "atari": (dict(n_steps=8, n_episodes=1), r"Return over 1 episodes: -?\d+ \+- 0\n"),
     "pettingzoo_agents": ({}, r"Return of an agent over 120 episodes: -?\d.\d+ \+- \d.\d+\n"),
