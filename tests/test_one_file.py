@@ -59,7 +59,7 @@ class DoubleCNN(BaseFeaturesExtractor):
 
 @pytest.fixture
 def in_float64():
-    """In float32, rounding errors switch units of a network on or off, which shows after a phase."""
+    """Compute in float64: in float32, rounding errors switch units of a network on or off, which shows after a phase."""
     th.set_default_dtype(th.float64)
     yield
     th.set_default_dtype(th.float32)
