@@ -20,7 +20,7 @@ $(VENV)/.training $(VENV)/.installed: pyproject.toml constraints.txt
 	@echo "(docs/start.md avoids it). This takes a few minutes, most of them for the download."
 	$(PYTHON) -m venv $(VENV)
 	$(RUN) -m pip install --quiet --upgrade pip
-	$(RUN) -m pip install --quiet $(CONSTRAINTS) --editable ".[$(EXTRAS)]"
+	$(RUN) -m pip install $(CONSTRAINTS) --editable ".[$(EXTRAS)]"
 	$(if $(ALONE),$(RUN) -m pip install --quiet $(CONSTRAINTS) --no-deps $(ALONE))
 	touch $@
 
@@ -29,6 +29,10 @@ train: $(VENV)/.training
 	@echo "Training for 100,000 steps: one to two minutes. Then 100 episodes are played, and the learning curve is drawn."
 	$(RUN) -m sb3_ppg train --env CartPole-v1 --seed 1 --eval-freq 10000 --progress --num-threads 1 --verbose 0
 	$(RUN) -m sb3_ppg report --env CartPole-v1
+	@echo "Next: 'source $(VENV)/bin/activate', and then"
+	@echo "  sb3-ppg enjoy --env CartPole-v1     watch the agent"
+	@echo "  sb3-ppg train --env Pendulum-v1 --progress     train another one"
+	@echo "  sb3-ppg compare --env CartPole-v1 -n 20000     PPG or PPO?"
 
 # One process per core, each with one thread
 TEST := OMP_NUM_THREADS=1 $(RUN) -m pytest --numprocesses logical --dist worksteal

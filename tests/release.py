@@ -6,7 +6,6 @@ Install the wheel with RL Zoo and plots into fresh environments, and take README
 
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -36,9 +35,15 @@ def try_out(wheel: Path, python: str) -> None:
         print(run("python", "-c", "import sys, sb3_ppg; print(sys.version.split()[0], sb3_ppg.__version__, 'works')"), end="")
 
 
+def that_run(pythons: list[str]) -> list[str]:
+    """Return the interpreters that run, or else this one; one on the path may be pyenv's, for a version that it has not."""
+    statuses = {python: subprocess.run(f"{python} -c ''", shell=True, capture_output=True).returncode for python in pythons}
+    found = [python for python, status in statuses.items() if status == 0]
+    print(*(f"{python} does not run: skipped" for python in pythons if python not in found), sep="\n")
+    return found or [sys.executable]
+
+
 if __name__ == "__main__":
     wheel, *pythons = sys.argv[1:]
-    installed = [python for python in pythons if shutil.which(python)]
-    print(*(f"{python} is not installed: skipped" for python in pythons if python not in installed), sep="\n")
-    for python in installed or [sys.executable]:
+    for python in that_run(pythons):
         try_out(Path(wheel).absolute(), python)

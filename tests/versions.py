@@ -13,6 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from tests.helpers import ROOT
+from tests.release import that_run
 
 PAGE = ROOT / "docs" / "versions.md"
 EXTRAS = ("zoo", "plots", "tensorboard", "export", "atari", "box2d", "mujoco", "minigrid", "minatar")
@@ -60,7 +61,8 @@ def table(*results: list[str]) -> str:
 
 
 if __name__ == "__main__":
-    lowest, middle, newest = sys.argv[1:]
+    found = that_run(sys.argv[1:])
+    lowest, middle, newest = found[0], found[len(found) // 2], found[-1]
     pinned = dict(re.findall(r"^([\w.-]+)==(\S+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
     page = table(
         try_out(lowest, EXTRAS, lower_bounds()),
