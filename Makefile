@@ -32,7 +32,7 @@ train: $(VENV)/.training
 	@echo "Next: 'source $(VENV)/bin/activate', and then"
 	@echo "  sb3-ppg enjoy --env CartPole-v1     watch the agent"
 	@echo "  sb3-ppg train --env Pendulum-v1 --progress     train another one"
-	@echo "  sb3-ppg compare --env CartPole-v1 -n 20000     PPG or PPO?"
+	@echo "  sb3-ppg compare --env CartPole-v1     PPG or PPO? (a quarter of an hour)"
 
 # One process per core, each with one thread
 TEST := OMP_NUM_THREADS=1 $(RUN) -m pytest --numprocesses logical --dist worksteal

@@ -35,7 +35,7 @@ def parse() -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--env", required=True, help="environment ID")
     algos = "algorithms, or variants such as 'ppg: n_epochs=3 ent_coef=0.01'; the first is compared with the others"
     parser.add_argument("--algos", nargs="+", default=["ppg", "ppo"], help=algos)
-    parser.add_argument("-n", "--n-timesteps", type=int, required=True, help="steps of each run")
+    parser.add_argument("-n", "--n-timesteps", type=int, default=100_000, help="steps of each run (default: 100,000)")
     enough = "runs of each algorithm (default: as many as can tell all of them apart, 5 or more)"
     parser.add_argument("--seeds", type=int, help=enough)
     parser.add_argument("--jobs", type=int, default=1, help="runs at the same time")
@@ -120,6 +120,8 @@ def main() -> None:
         for name, (options, params, _) in contestants.items():
             words, folder = [*options, *others, "--seed", str(seed)], args.folder / folders[name] / str(seed)
             runs[name, seed] = Run(folder, words, args.n_timesteps, params, clock)
+    minutes = len(runs) * args.n_timesteps / args.jobs / 60_000
+    print(f"{args.n_timesteps:,} steps (-n) in each of {len(runs)} runs: {minutes:.0f} min at a thousand steps per second")
     try:
         carry_out([*runs.values()], args.jobs)
     except KeyboardInterrupt:
