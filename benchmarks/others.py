@@ -3,7 +3,8 @@ PPG and PPO on eight environments of other people, for which nobody here has tun
 
 The list was fixed before the first run, and all are in the table. Both algorithms have all their defaults, and PPO also runs
 with ``VecNormalize(norm_obs=False)``, because PPG does not depend on the scale of rewards. A run has the steps that fit into
-six minutes of a core at the speeds in others_speed.csv (measured in turns at commit 76f21b7, as the first seed was trained).
+six minutes of a core at the speeds in others_speed.csv (measured in turns at commit 76f21b7, as the first seed was trained and
+evaluated; runs beside other programs took 271 to 814 s).
 The packages have the versions of environments.yml, each in a virtual environment that only its own runs see.
 
     python -m benchmarks.others [run|report] [--jobs 2] [--only highway]
@@ -27,11 +28,10 @@ from typing_extensions import override
 from benchmarks import venvs
 from benchmarks.environments import PACKAGES
 from benchmarks.episodes import Episodes, curve
-from benchmarks.harness import LOGS, RESULTS, Experiment, Report
-from benchmarks.scores import improvements, interquartile_means
+from benchmarks.harness import LOGS, RESULTS, Experiment, Report, listed, machines
+from benchmarks.scores import interquartile_means
 from sb3_ppg.comparison.report import VIEWS, page, table
 from sb3_ppg.comparison.runs import Run, carry_out
-from sb3_ppg.comparison.scores import Estimate
 
 SECONDS, N_SEEDS = 360.0, 5
 SPEED = pd.read_csv(RESULTS / "others_speed.csv").set_index(["task", "contestant"])
@@ -155,39 +155,29 @@ def task_curves(task: str, curves: pd.DataFrame) -> Curves:
     return Curves(TASKS[task].title or TASKS[task].env_id, own)
 
 
-def better(found: Iterable[Curves], other: str, view: str) -> Estimate:
-    """Return the probability that a training of PPG has a higher return than one of another contestant, mean over tasks."""
-    returns = [comparison.returns(view) for comparison in found]
-    n_seeds = min(len(own) for by_contestant in returns for own in by_contestant.values())
-    ours, theirs = (np.hstack([by_contestant[name][:n_seeds] for by_contestant in returns]) for name in ("PPG", other))
-    return improvements({"PPG": ours}, theirs)["PPG"]
-
-
 def report(experiment: Experiment) -> Report:
     """Return the page of the tasks that have been begun."""
     rows, curves, lines = experiment.rows(), experiment.curves(), []
     n_begun = rows.groupby("task")["contestant"].nunique()
-    found = {task: task_curves(task, curves) for task in TASKS if n_begun.get(task) == len(CONTESTANTS)}
-    for task, comparison in found.items():
-        means = {view: interquartile_means(comparison.returns(view)) for view in VIEWS}
+    for task in [task for task in TASKS if n_begun.get(task) == len(CONTESTANTS)]:
+        compared = task_curves(task, curves)
+        means = [interquartile_means(compared.returns(view)) for view in VIEWS]
         for contestant in CONTESTANTS:
-            own = comparison.curves_of(contestant)
-            n_steps, speed = own[0]["steps"].iloc[-1], 1e6 / SPEED.loc[(task, contestant), "seconds"]
-            cells = [f"{n_steps:,}", f"{speed:,.0f}", len(own)]
-            for view in VIEWS:
-                cells.append(f"{means[view][contestant]:.2f}")
-                cells.append("" if contestant == "PPG" else str(better([comparison], contestant, view)))
-            lines.append([f"{TASKS[task].package}: {comparison.title}", contestant, *cells])
-    for contestant in CONTESTANTS[1:]:
-        pooled = [cell for view in VIEWS for cell in ("", better(found.values(), contestant, view))]
-        lines.append([f"All {len(found)}", contestant, "", "", "", *pooled])
-    head = ["environment", "", "steps", "steps/s", "seeds"]
-    head += [column for view in VIEWS for column in (f"return, same {view}", "P(PPG is better)")]
+            own = rows[(rows["task"] == task) & (rows["contestant"] == contestant)]
+            evaluated = ", ".join(f"{row.mean:.2f} ± {row.std:.2f}" for row in own[["mean", "std"]].itertuples())
+            cells = [f"{own['steps'].mean():,.0f}", listed(own["seconds"], 0), evaluated]
+            cells += [str(mean[contestant]) for mean in means]
+            lines.append([f"{TASKS[task].package}: {compared.title}", contestant, *cells])
+    head = ["environment", "", "steps", "seconds", "after training: 20 deterministic episodes"]
+    head += [f"in training, same {view}" for view in VIEWS]
     text = page(
         "Environments of other packages",
-        f"`python -m benchmarks.others`. All defaults, one environment, {SECONDS:.0f} s of a core per training. Interquartile "
-        "means of the latest 20 episodes of training, and the probability that a training of PPG is better, with 95 % "
-        "stratified bootstrap intervals (rliable) from three seeds on. The list was fixed before the first run.",
+        f"`python -m benchmarks.others`. {machines(rows)} All defaults, one environment, one seed, which ranks nothing. After "
+        "training: mean and standard deviation of 20 deterministic episodes. In training: mean of the latest 20 episodes, "
+        "with exploration, at the end of the environment's shortest run. The steps of a run were expected to take "
+        f"{SECONDS:.0f} s of a core, by speeds measured before; the runs took {rows['seconds'].min():.0f} to "
+        f"{rows['seconds'].max():.0f} s, with other programs beside them. The same seconds are those of the speeds. The list "
+        "was fixed before the first run.",
         table(head, lines),
     )
     return {"others.md": text}
