@@ -114,15 +114,20 @@ def final_scores(rows: pd.DataFrame, contestants: dict[str, tuple[str, str]], ta
     return {name: own[complete] for name, own in found.items()}
 
 
+def summary(rows: pd.DataFrame, opponent: str, groups: dict[str, list[Task]]) -> str:
+    """Return a table of the scores of PPG and an opponent, by group of tasks."""
+    lines = []
+    for title, tasks in groups.items():
+        own = final_scores(rows, {name: CONTROLS[name] for name in (opponent, "PPG")}, tasks)
+        better = improvements({"PPG": own["PPG"]}, own[opponent])
+        lines.append([title, *interquartile_means(own).values(), better["PPG"]])
+    return table(["", opponent, "PPG", "PPG better"], lines)
+
+
 def comparison(rows: pd.DataFrame) -> list[str]:
     """Return the paragraphs that compare the defaults."""
-    others = [*UNSEEN, *ADDED]
+    others, lines = [*UNSEEN, *ADDED], []
     groups = {"all fourteen": [*SEARCHED, *others], "the seven of the search": SEARCHED, "the seven others": others}
-    summary, lines = [], []
-    for title, tasks in groups.items():
-        own = final_scores(rows, BOTH, tasks)
-        better = improvements({"PPG": own["PPG"]}, own["PPO"])
-        summary.append([title, *interquartile_means(own).values(), better["PPG"]])
     for task in TASKS.values():
         returns = [returns_of(task, own) for own in final_scores(rows, BOTH, [task]).values()]
         cells = [f"{own.mean():.1f} ({own.min():.1f}, {own.max():.1f})" for own in returns]
@@ -130,7 +135,7 @@ def comparison(rows: pd.DataFrame) -> list[str]:
     n_seeds = len(final_scores(rows, BOTH, list(TASKS.values()))["PPG"])
     return [
         f'## `PPG("MlpPolicy", env)` and `PPO("MlpPolicy", env)`, {n_seeds} seeds that played no part in the search',
-        table(["", "PPO", "PPG", "PPG better"], summary),
+        summary(rows, "PPO", groups),
         table(["return, mean of the seeds (lowest, highest)", "steps", "PPO", "PPG"], lines),
     ]
 
@@ -141,11 +146,13 @@ def controls(rows: pd.DataFrame) -> list[str]:
     for name, own in interquartile_means(found).items():
         means = found[name].mean(axis=0)
         lines.append([name, own, *(f"{returns_of(task, mean):.0f}" for task, mean in zip(TEN, means, strict=True))])
+    groups = {"all ten": TEN, "the seven of the search": SEARCHED, "the three others": UNSEEN}
     return [
         f"## What the difference consists of, {len(found['PPG'])} of these seeds",
         'Interquartile means of the scores; mean returns. "Normalized rewards": `VecNormalize(env, norm_obs=False)`. PPG '
         "without auxiliary phase has no value units either.",
         table(["", "score", *[task.env_id.split("-")[0] for task in TEN]], lines),
+        summary(rows, "PPO, normalized rewards", groups),
     ]
 
 

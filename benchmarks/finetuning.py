@@ -41,7 +41,10 @@ def milestones(curve: pd.DataFrame, goal: float, length: int) -> dict[str, float
 
 def report(experiment: Experiment) -> Report:
     """Return the table, and a picture with a panel per task."""
-    rows, curves, lines = experiment.rows(), experiment.curves(), []
+    rows, lines = experiment.rows(), []
+    n_contestants = rows.groupby(["task", "seed"])["contestant"].nunique()
+    complete = n_contestants[n_contestants == len(COLORS)].index  # the seeds that all have
+    rows, curves = (table[table.set_index(["task", "seed"]).index.isin(complete)] for table in (rows, experiment.curves()))
     figure = Figure(figsize=(12, 4), dpi=110, layout="constrained")
     for axes, (name, n_timesteps) in zip(figure.subplots(1, len(TASKS)), TASKS.items(), strict=True):
         of_task = curves[curves["task"] == name]
@@ -65,7 +68,8 @@ def report(experiment: Experiment) -> Report:
         f"`python -m benchmarks.finetuning` at commit 76f21b7, one thread per training. {machines(rows)} Interquartile means, "
         "with 95 % bootstrap intervals (rliable). Before and after: deterministic episodes, DoorKey's with samples. Dip: the "
         "deepest fall of the return in training below its highest before. Steps: until half and all of the mean return that "
-        "the best of the three has at the end; the length of the training, if that was not reached.",
+        "the best of the three has at the end; the length of the training, if that was not reached. Only seeds that all three "
+        "have.",
         table(["environment", "", "seeds", "before", "dip", "steps to half", "steps to all", "after"], lines),
     )
     return {"finetuning.md": text, "finetuning.png": figure}

@@ -5,12 +5,27 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
+from typing_extensions import override
 
 from sb3_ppg.comparison import scores
 
 MIN_SEEDS = 3  # for an interval: with several tasks, scores are more than seeds
 interquartile_means = partial(scores.interquartile_means, min_seeds=MIN_SEEDS)
-improvements = partial(scores.improvements, min_seeds=MIN_SEEDS)
+
+
+class Improvement(scores.Estimate):
+    """A probability of improvement, whose text says so if its interval does not tell the contestants apart."""
+
+    @override
+    def __format__(self, spec: str) -> str:
+        is_apart = not round(self.low, 2) <= 0.5 <= round(self.high, 2)  # also if there is no interval
+        return super().__format__(spec) + ("" if is_apart else ", not apart")
+
+
+def improvements(own: scores.Scores, baseline: np.ndarray) -> dict[str, Improvement]:
+    """Return the probability that a run has a higher score than one of the baseline's, mean over tasks; ties are halves."""
+    found = scores.improvements(own, baseline, min_seeds=MIN_SEEDS)
+    return {name: Improvement(*estimate) for name, estimate in found.items()}
 
 
 class Task(NamedTuple):

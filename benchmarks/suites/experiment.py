@@ -20,6 +20,13 @@ from sb3_ppg.comparison.scores import Scores
 
 BASELINE = "PPO"
 LAST_EPISODES = 100
+UNEQUAL = {  # by suite, what else differs between PPG and the baseline
+    "atari": "The search that chose both settings has no rows.",
+    "lunarlander": f"{BASELINE} has RL Zoo's settings, PPG this project's: not a comparison of algorithms.",
+    "mujoco": f"Not equal settings: {BASELINE} has RL Zoo's, in Hopper with a discount of 0.999 and two layers of 256 units; "
+    "PPG this project's, in Hopper and Walker2d with 0.99 and two layers of 64.",
+    "procgen": f"Not equal settings: PPG has bfloat16 unless said, and the best of seven; {BASELINE} float32, and no search.",
+}
 TEST_EPISODES = 2000  # StarPilot's returns scatter as much as their mean, 5: known to 0.1 (by 200 episodes to 0.35)
 SPEED = "suites_speed.csv"
 LONGEST = 1_000_000  # steps of all but the leading contestants
@@ -148,7 +155,7 @@ class Comparison(NamedTuple):
         titles = [f"{task.env_id} [{task.high:g}]" for task in self.tasks]
         return [
             f"## {self.suite}, {self.n_timesteps:,} steps",
-            f"{machines(self.rows)}{tested}{self.times()}",
+            " ".join(filter(None, [f"{machines(self.rows)}{tested}{self.times()}", UNEQUAL.get(self.suite)])),
             table(["", *titles, "score", f"better than {BASELINE}", "steps/s"], rows),
         ]
 
