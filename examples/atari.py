@@ -1,12 +1,8 @@
 """
-Learn Pong in minutes on one core: frames of 42x42, whose pixels are normalized, and a small MLP.
+Learn Pong on one core: frames of 42x42, whose pixels are normalized, and a small MLP.
 
 Needs ``pip install ".[atari]"``. The settings are those of ``sb3-ppg train --env PongNoFrameskip-v4``. For other games,
-``sb3-ppg train --env BreakoutNoFrameskip-v4`` uses frames of 84x84 and "CnnPolicy", which takes hours.
-
-It prints at its end::
-
-    Return over 10 episodes: 19 +- 1
+``sb3-ppg train --env BreakoutNoFrameskip-v4`` uses frames of 84x84 and "CnnPolicy", which takes longer.
 """
 
 import ale_py

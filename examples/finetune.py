@@ -3,11 +3,6 @@ Fine-tune the LunarLander agent of this repository for an environment with wind.
 divergence, whose weight falls to zero.
 
 Needs ``pip install ".[box2d,hub]"``.
-
-It prints at its end::
-
-    Return with wind, before: 78 +- 180
-    Return with wind, after: 150 +- 142
 """
 
 from pathlib import Path
@@ -32,7 +27,7 @@ def mean_return(model: PPG, n_episodes: int) -> str:
 
 
 def main(total_timesteps: int = 200_000, n_episodes: int = 100) -> None:
-    """Evaluate, fine-tune, evaluate. Takes two minutes on two cores."""
+    """Evaluate, fine-tune, evaluate."""
     # hub.load("USER/NAME", env=...) fetches an agent from the Hub; docs/guides/fine_tuning.md begins with a PPO
     model = hub.from_pretrained(AGENT, env=make_env(8, seed=0))
     print(f"Return with wind, before: {mean_return(model, n_episodes)}")

@@ -1,10 +1,5 @@
 """
 Train with parameterized actions: a ship accelerates with some power, turns by some angle, or brakes.
-
-It prints at its end::
-
-    It docks with a return of 1.42
-    It begins with {'choice': np.int64(1), 'power': array([0.], dtype=float32), 'angle': array([-0.49223128], dtype=float32)}
 """
 
 from typing import Any
@@ -65,7 +60,7 @@ class Docking(gym.Env):
 
 
 def main(total_timesteps: int = 100_000, n_episodes: int = 100) -> None:
-    """Train and evaluate. The action space needs no argument and no wrapper. Takes a minute on two cores."""
+    """Train and evaluate. The action space needs no argument and no wrapper."""
     model = PPG("MlpPolicy", make_vec_env(Docking, n_envs=8, seed=0), n_steps=256, ent_coef=0.01, seed=0, verbose=1)
     model.learn(total_timesteps, log_interval=4)
     mean, _ = evaluate_policy(model, make_vec_env(Docking, seed=1), n_eval_episodes=n_episodes)

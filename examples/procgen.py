@@ -13,7 +13,7 @@ GAME, N_LEVELS = "CoinrunEasy-v0", 200
 
 
 def main(total_timesteps: int = 500_000, n_envs: int = 32, n_steps: int = 128, n_episodes: int = 100) -> None:
-    """Train and test. Coinrun's returns are 0 or 10. Takes half an hour on two cores."""
+    """Train and test. Coinrun's returns are 0 or 10."""
     model = PPG(
         "CnnPolicy",
         EnvPoolVecEnv(GAME, num_envs=n_envs, num_levels=N_LEVELS, seed=0),
@@ -29,7 +29,7 @@ def main(total_timesteps: int = 500_000, n_envs: int = 32, n_steps: int = 128, n
         rollout_buffer_class=NormalizedRewardRolloutBuffer,  # the authors' normalizer; their γ for it is 0.99
         rollout_buffer_kwargs=dict(reward_normalizer=RewardNormalizer(gamma=0.999)),
         policy_kwargs=dict(features_extractor_class=ImpalaCNN, features_extractor_kwargs=dict(channels=(8, 16, 16))),
-        mixed_precision=None,  # "bf16" is up to twice as fast where the processor multiplies bfloat16: docs/guides/speed.md
+        mixed_precision=None,  # "bf16" is faster where the processor multiplies bfloat16: docs/guides/speed.md
         seed=0,
         verbose=1,
     )

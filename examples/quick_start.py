@@ -1,10 +1,5 @@
 """
 Train PPG on CartPole, evaluate the model, save it, load it and continue training.
-
-It prints at its end::
-
-    Return over 20 episodes: 500 +- 0
-    Trained for 104192 steps
 """
 
 from stable_baselines3.common.env_util import make_vec_env
@@ -14,7 +9,7 @@ from sb3_ppg import PPG
 
 
 def main(total_timesteps: int = 100_000, more_timesteps: int = 4096) -> None:
-    """Train, save, load, continue. The maximum return is 500. Takes half a minute on two cores."""
+    """Train, save, load, continue. The maximum return is 500."""
     env = make_vec_env("CartPole-v1", n_envs=8, seed=0)
     # A phase is 8 x 32 x 16 = 4,096 steps; train for ten phases or more
     model = PPG("MlpPolicy", env, n_steps=32, n_policy_iterations=16, batch_size=256, n_epochs=4, seed=0, verbose=1)

@@ -3,12 +3,6 @@ Share a model as plain data, without pickle, and load it.
 
 Needs ``pip install ".[hub]"``. To use a repository on the Hugging Face Hub instead of a folder, call
 ``hub.push(model, "your_name/ppg-cartpole")`` and ``hub.load("your_name/ppg-cartpole")``.
-
-It prints at its end::
-
-    model.json                   2,438 bytes
-    model.safetensors          192,944 bytes
-    Return over 20 episodes: 500 +- 0
 """
 
 from pathlib import Path
@@ -21,7 +15,7 @@ from sb3_ppg import PPG, hub
 
 
 def main(total_timesteps: int = 50_000) -> None:
-    """Train, share, load, evaluate. Takes half a minute on two cores."""
+    """Train, share, load, evaluate."""
     env = VecNormalize(make_vec_env("CartPole-v1", n_envs=8, seed=0))
     model = PPG("MlpPolicy", env, n_steps=32, n_policy_iterations=16, batch_size=256, n_epochs=4, seed=0, verbose=1)
     model.learn(total_timesteps, log_interval=16)

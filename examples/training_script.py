@@ -1,10 +1,6 @@
 """
 Run a typical SB3 training script: normalization, a decaying learning rate, evaluations, checkpoints, and a model that is saved
 and loaded together with VecNormalize's statistics.
-
-It prints at its end::
-
-    Return over 20 episodes: -78 +- 9
 """
 
 from stable_baselines3.common.callbacks import CheckpointCallback, EvalCallback
@@ -19,7 +15,7 @@ ENV = "Acrobot-v1"
 
 
 def main(total_timesteps: int = 80_000, n_episodes: int = 20) -> None:
-    """Train, evaluate, load. Random actions return -500, good ones about -80. Takes two minutes on two cores."""
+    """Train, evaluate, load. Random actions return -500, good ones about -80."""
     env = VecNormalize(make_vec_env(ENV, n_envs=4, seed=0))
     # Frequencies count the steps of one environment. EvalCallback copies the statistics of `env` before each evaluation
     eval_env = VecNormalize(make_vec_env(ENV, seed=1), training=False, norm_reward=False)
