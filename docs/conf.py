@@ -1,6 +1,7 @@
 """Sphinx settings. ``make docs`` builds the site in ``docs/_build/html`` and treats warnings as errors."""
 
 import ast
+import csv
 import importlib.metadata
 import inspect
 import os
@@ -100,6 +101,16 @@ GENERATED = {table: DOCS / "results" / table.name for table in DOCS.parent.glob(
 GENERATED |= {script: DOCS / "examples" / f"{script.stem}.md" for script in DOCS.parent.glob("examples/*.py")}
 GENERATED |= {notebook: DOCS / "examples" / notebook.name for notebook in DOCS.parent.glob("examples/*.ipynb")}
 
+# Where the rows of a table are in files of other names
+ROWS = {
+    "defaults_search": "defaults",
+    "family": "suites family_speed",
+    "processes": "processes",
+    "seconds_search": "seconds",
+    "speed": "speed_training",
+    "speed_answered": "speed_[!t]*",
+}
+
 LINK = re.compile(r"(?<!!)(?P<text>\[[^\]]*\])\((?P<path>(?!https?:|#)[^)#]+)(?P<anchor>#[^)]*)?\)")
 
 
@@ -137,12 +148,22 @@ def write_pages(app: Sphinx) -> None:
 
 
 def origin(table: Path) -> str:
-    """Return a line with links to the raw rows of a table and, inside a Git repository, their commit."""
-    rows = sorted(table.parent.glob(f"{table.stem}*.csv")) or [table]
-    command = ["git", "log", "-1", "--format=%h, %cs", "--", *map(str, rows)]
-    commit = subprocess.run(command, cwd=table.parent, capture_output=True, text=True).stdout.strip()
-    links = ", ".join(f"[{path.name}]({FILES_OF_THE_REPOSITORY}/benchmarks/results/{path.name})" for path in rows)
-    return f"\nRaw figures: {links}{f' (committed as {commit})' if commit else ''}.\n"
+    """Return a list of the files with the rows of a table: their processors and, inside a Git repository, their commits."""
+    names = ROWS.get(table.stem, f"{table.stem}*").split()
+    lines = ["The rows, with the commits that last wrote them and their processors:\n"]
+    for path in (path for name in names for path in sorted(table.parent.glob(f"{name}.csv"))):
+        if path.stem.endswith("_curves"):  # of the same runs
+            continue
+        blame = subprocess.run(["git", "blame", "--date=short", path], cwd=table.parent, capture_output=True, text=True).stdout
+        found = re.findall(r"^([0-9a-f]{7})\S* .*? (\d{4}-\d\d-\d\d) +(\d+)\) ", blame, re.MULTILINE)
+        commits = sorted({f"{date} {commit}" for commit, date, number in found if number != "1"})  # without the header
+        about = commits if len(commits) < 6 else [f"{len(commits)} commits, {commits[0][:10]} to {commits[-1][:10]}"]
+        with path.open() as file:
+            rows = list(csv.DictReader(file))
+        about += sorted({row[column] for row in rows for column in ("machine", "processor") if row.get(column)})
+        link = f"[{path.name}]({FILES_OF_THE_REPOSITORY}/benchmarks/results/{path.name})"
+        lines.append(f"- {': '.join(filter(None, [link, '; '.join(about)]))}")
+    return "\n".join(["", *lines, ""])
 
 
 def add_defaults(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
