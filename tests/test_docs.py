@@ -150,6 +150,16 @@ def test_links_of_pages_outside_the_site_resolve(page):
         assert not anchor or anchor[1:] in {re.sub(r"[^\w-]", "", name.lower().replace(" ", "-")) for name in headings}
 
 
+@pytest.mark.parametrize("page", [*PAGES, *sorted(ROOT.glob("benchmarks/results/*.md"))], ids=lambda page: page.name)
+def test_a_table_says_which_probabilities_do_not_tell_algorithms_apart(page):
+    for lines in re.findall(r"(?:^\|.*\n)+", page.read_text(), re.MULTILINE):
+        head, _, *rows = ([cell.strip() for cell in line.split("|")] for line in lines.splitlines())
+        cells = [row[column] for row in rows for column, title in enumerate(head) if "better" in title]
+        for cell in cells:
+            if interval := re.search(r"\((\d\.\d+) to (\d\.\d+)\)", cell):
+                assert (float(interval[1]) <= 0.5 <= float(interval[2])) == cell.endswith(", not apart")
+
+
 @pytest.mark.parametrize("module", PUBLIC)
 def test_everything_public_is_documented(module):
     public = importlib.import_module(module)
