@@ -7,15 +7,16 @@ import torch as th
 from benchmarks import diagnosis
 from benchmarks.compiled import COMPILED
 from benchmarks.defaults import EXPERIMENT
-from benchmarks.finetuning import milestones
+from benchmarks.finetuning import FINETUNING, milestones
 from benchmarks.gpu import difference
 from benchmarks.harness import RESULTS
 from benchmarks.learning import LEARNING
+from benchmarks.others import OTHERS
 from benchmarks.seconds import SECONDS
 from benchmarks.starts import STARTS
 from benchmarks.suites.experiment import SUITES
 
-EXPERIMENTS = [COMPILED, EXPERIMENT, LEARNING, SECONDS, STARTS, SUITES, diagnosis.DIAGNOSIS]
+EXPERIMENTS = [COMPILED, EXPERIMENT, FINETUNING, LEARNING, OTHERS, SECONDS, STARTS, SUITES, diagnosis.DIAGNOSIS]
 
 
 @pytest.mark.slow
