@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 import yaml
 from gymnasium.wrappers import TransformReward
+from typing_extensions import override
 
 from benchmarks.harness import Experiment, Outcome, Report, machines
 from sb3_ppg import PPG
@@ -28,6 +29,7 @@ SCALED = "ScaledRewards-v0"
 class HiddenLimit(gym.Wrapper):
     """Reports the time limit of an environment as a termination."""
 
+    @override
     def step(self, action: Any) -> tuple:
         obs, reward, terminated, truncated, info = self.env.step(action)
         return obs, reward, terminated or truncated, False, info
@@ -38,11 +40,11 @@ def hidden_limit(base: str, limit: int | None = None) -> gym.Env:
 
 
 def scaled_rewards(base: str, scale: float) -> gym.Env:
-    return TransformReward(gym.make(base), lambda reward: reward * scale)
+    return TransformReward(gym.make(base), lambda reward: float(reward) * scale)
 
 
-gym.register(HIDDEN, hidden_limit)
-gym.register(SCALED, scaled_rewards)
+gym.register(HIDDEN, f"{__name__}:hidden_limit")
+gym.register(SCALED, f"{__name__}:scaled_rewards")
 
 
 # Kind, environment, hyperparameters, steps, changes to these, options of the environment, seeds, first bound of the right sign

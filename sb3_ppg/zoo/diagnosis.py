@@ -16,6 +16,7 @@ from stable_baselines3.common.logger import KVWriter, filter_excluded_keys
 from stable_baselines3.common.monitor import LoadMonitorResultsError, load_results
 from typing_extensions import override
 
+from sb3_ppg import PPG
 from sb3_ppg.training.checks import aux_steps
 
 LOGGED = "logged_values.jsonl"  # in the folder of a run: a line of JSON for each row of the log
@@ -113,8 +114,9 @@ class LogFile(BaseCallback, KVWriter):
 
     @override
     def write(self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0) -> None:
-        row = {"time/total_timesteps": step, "rollout/time_limits": self.n_time_limits}
-        row |= {} if self.is_own_entry else {"aux/optimizer_steps": aux_steps(self.model)}
+        row: dict[str, Any] = {"time/total_timesteps": step, "rollout/time_limits": self.n_time_limits}
+        if isinstance(self.model, PPG) and not self.is_own_entry:
+            row["aux/optimizer_steps"] = aux_steps(self.model)
         row |= filter_excluded_keys(key_values, key_excluded, "json")
         numbers = {name: float(value) for name, value in row.items() if isinstance(value, (int, float, np.number))}
         with self.path.open("a") as file:
