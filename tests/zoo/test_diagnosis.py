@@ -55,14 +55,14 @@ def test_a_run_that_goes_on_keeps_its_rows_until_the_checkpoint(tmp_path):
 @pytest.mark.parametrize(
     ("algo", "options", "said"),
     [
-        ("ppg", "learning_rate:0.05", "train/approx_kl"),
-        ("ppg", "normalize_value_targets:False normalize:False", "train/grad_norm"),
-        ("ppg", "n_aux_epochs:1", "aux/optimizer_steps"),
+        ("ppg", "n_policy_iterations:2 learning_rate:0.05", "train/approx_kl"),
+        ("ppg", "n_policy_iterations:2 normalize_value_targets:False normalize:False", "train/grad_norm"),
+        ("ppg", "n_policy_iterations:2 n_aux_epochs:1", "aux/optimizer_steps"),
         ("ppo", "", "none, without three rows in"),
     ],
 )
 def test_report_names_what_was_spoiled(algo, options, said, tmp_path):
-    words = f"train --algo {algo} --env Pendulum-v1 -n 2048 --eval-freq -1 -params n_steps:128 n_envs:1 n_policy_iterations:2"
+    words = f"train --algo {algo} --env Pendulum-v1 -n 2048 --eval-freq -1 -params n_steps:128 n_envs:1"
     run(*words.split(), *options.split(), cwd=tmp_path)
     report = run("report", "--algo", algo, "--env", "Pendulum-v1", "--episodes", "1", cwd=tmp_path)
     assert said in report.partition("Diagnosis:")[2]
