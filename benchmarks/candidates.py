@@ -46,6 +46,7 @@ from benchmarks.evaluations import in_own_process, learned
 from benchmarks.harness import Experiment, Outcome, Report, machines
 from sb3_ppg import PPG
 from sb3_ppg.comparison.report import page, table
+from sb3_ppg.comparison.scores import holm
 from sb3_ppg.objectives import Objective
 
 SEEDS = range(20, 25)
@@ -128,15 +129,6 @@ def permutation_p(own: np.ndarray, other: np.ndarray) -> float:
     drawn = np.take_along_axis(both[None], order, 1)
     differences = drawn[:, : len(own)].mean((1, 2)) - drawn[:, len(own) :].mean((1, 2))
     return float((1 + (np.abs(differences) >= abs(own.mean() - other.mean()) - 1e-12).sum()) / (1 + BOOTSTRAPS))
-
-
-def holm(p_values: list[float]) -> list[float]:
-    """Return p-values with Holm's correction."""
-    order, corrected, highest = np.argsort(p_values), [0.0] * len(p_values), 0.0
-    for rank, index in enumerate(order):
-        highest = max(highest, min(1.0, (len(p_values) - rank) * p_values[index]))
-        corrected[index] = highest
-    return corrected
 
 
 def complete(rows: pd.DataFrame, arms: Iterable[str]) -> list[str]:

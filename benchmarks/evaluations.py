@@ -1,9 +1,7 @@
 """The measure of benchmarks: deterministic episodes at ten points of a run, the same ones for all runs."""
 
 import os
-import resource
 import subprocess
-import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -19,16 +17,9 @@ from torch._dynamo.utils import calculate_time_spent
 from typing_extensions import override
 
 from benchmarks.harness import Outcome
+from sb3_ppg.comparison.evaluations import FIRST_SEED, N_EPISODES, N_POINTS, processor_seconds
 
-N_POINTS, N_EPISODES = 10, 20
-FIRST_SEED = 1_000_000  # of the episodes; training's are small numbers
 LOGGED = ("train/approx_kl", "train/clip_fraction")  # whose means are in a row
-
-
-def processor_seconds() -> float:
-    """Return the processor's time for this process and those that it has waited for."""
-    children = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return time.process_time() + children.ru_utime + children.ru_stime
 
 
 def play(model: BaseAlgorithm, envs: list[gym.Env]) -> np.ndarray:

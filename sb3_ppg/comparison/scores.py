@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -84,6 +84,14 @@ def rank_test(own: np.ndarray, other: np.ndarray) -> float:
     return float(ways[-1, distances >= distances[ranks[: len(own)].sum()] - 1e-6].sum() / ways[-1].sum())
 
 
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Return p-values after Holm's correction for their number."""
+    corrected, highest = [*p_values], 0.0
+    for rank, place in enumerate(np.argsort(p_values, kind="stable")):
+        corrected[place] = highest = max(highest, min(1.0, (len(p_values) - rank) * p_values[place]))
+    return corrected
+
+
 def corrected_p_values(returns: Mapping[str, Scores]) -> dict[tuple[str, str], float]:
     """
     Compare the first contestant with each of the others in each view. Return p-values by contestant and view, after Holm's
@@ -95,10 +103,7 @@ def corrected_p_values(returns: Mapping[str, Scores]) -> dict[tuple[str, str], f
     for view, found in returns.items():
         first, *others = found
         p_values |= {(other, view): rank_test(found[first], found[other]) for other in others}
-    highest = 0.0
-    for rank, key in enumerate(sorted(p_values, key=p_values.__getitem__)):
-        highest = p_values[key] = max(highest, min(1.0, (len(p_values) - rank) * p_values[key]))
-    return p_values
+    return dict(zip(p_values, holm([*p_values.values()]), strict=True))
 
 
 def error_of(look: int) -> float:
