@@ -89,10 +89,10 @@ class WithoutPhase(Objective):
 def train(run: dict[str, Any], folder: Path) -> Outcome:
     algorithm, arguments, besides = ARMS[run["arm"]]
     options = dict(algorithm=algorithm, arguments=arguments, besides=besides, env_id=run["env_id"], seed=run["seed"])
-    return in_own_process(train_arm, **options)
+    return in_own_process(train_arm, **options, n_timesteps=TASKS[run["env_id"]].n_timesteps)
 
 
-def train_arm(algorithm: str, arguments: dict[str, Any], besides: str, env_id: str, seed: int) -> Outcome:
+def train_arm(algorithm: str, arguments: dict[str, Any], besides: str, env_id: str, seed: int, n_timesteps: int) -> Outcome:
     """Train with these arguments, see ``ARMS``."""
     th.set_num_threads(1)
     arguments = dict(arguments, objective=WithoutPhase) if besides == VALUE_UNITS else arguments
@@ -100,7 +100,7 @@ def train_arm(algorithm: str, arguments: dict[str, Any], besides: str, env_id: s
     if besides == NORMALIZED:
         env = VecNormalize(env, norm_obs=False, gamma=arguments.get("gamma", 0.99))
     model = dict(PPG=PPG, PPO=PPO)[algorithm]("MlpPolicy", env, seed=seed, device="cpu", **arguments)
-    return learned(model, partial(gym.make, env_id), TASKS[env_id].n_timesteps)
+    return learned(model, partial(gym.make, env_id), n_timesteps)
 
 
 # ---- the rule ----
@@ -154,11 +154,12 @@ def decision(rows: pd.DataFrame) -> list[list[Any]]:
         curve, last = (interval(*pair) for pair in zip(measured[arm], measured["PPG"], strict=True))
         behind = losses(rows, arm)
         passes = curve[1] > 0 and p < 0.05 and last[1] > MARGIN and not behind
-        lines.append([arm, _difference(curve), f"{p:.4f}", _difference(last), ", ".join(behind) or "none", passes])
+        lines.append([arm, difference(curve), f"{p:.4f}", difference(last), ", ".join(behind) or "none", passes])
     return lines
 
 
-def _difference(found: tuple[float, float, float]) -> str:
+def difference(found: tuple[float, float, float]) -> str:
+    """Return the text of a difference with its interval."""
     return "{:+.3f} ({:+.3f} to {:+.3f})".format(*found)
 
 
@@ -188,7 +189,7 @@ def report(experiment: Experiment) -> Report:
         if arm != "PPG":
             others = [scores(rows, "PPG", measure) for measure in MEASURES]
             pairs = zip(measured, others, strict=True)
-            cells = [f"{cell}, {_difference(interval(*pair))}" for cell, pair in zip(cells, pairs, strict=True)]
+            cells = [f"{cell}, {difference(interval(*pair))}" for cell, pair in zip(cells, pairs, strict=True)]
         means = own[["approx_kl", "clip_fraction", "seconds"]].mean()
         cells += [f"{seconds[arm]:.3f}", f"{means['approx_kl']:.4f}", f"{means['clip_fraction']:.3f}"]
         lines.append([arm, *cells, f"{means['seconds']:.0f}"])
