@@ -37,6 +37,7 @@ from sb3_ppg.comparison.runs import Run, short_hash
 from sb3_ppg.comparison.scores import interquartile_means
 
 SEEDS = range(5)
+PIP = {name: package["pip"] for name, package in PACKAGES.items()} | {"sbx": venvs.SBX}
 NORMALIZED = "dict(norm_obs=False, norm_reward=True)"
 RATES = (1 / 3, 1.0, 3.0)  # factors of both algorithms' learning rate
 
@@ -48,7 +49,7 @@ class Match(NamedTuple):
     :param env_id: ID
     :param n_timesteps: length of a run
     :param contestants: by name, the algorithm's name in RL Zoo and its entry
-    :param package: name in environments.yml of a package that has a virtual environment of its own
+    :param package: name in ``PIP`` of a package that has a virtual environment of its own
     :param module: registers the environment
     :param env_kwargs: arguments of ``gymnasium.make``
     """
@@ -111,6 +112,28 @@ def with_memory(env_id: str, n_timesteps: int) -> Match:
     return Match(env_id, n_timesteps, contestants)
 
 
+def with_builds(env_id: str, n_timesteps: int) -> Match:
+    """Return PPG, compiled and eager, against the PPO of SB3 and of SBX (JAX), all with the same settings."""
+    shared: Settings = dict(policy="MlpPolicy", n_envs=8, n_steps=256, batch_size=64, n_epochs=10, normalize=NORMALIZED)
+    contestants = {
+        "PPG, compiled": ("ppg", dict(shared, compile_updates=True)),
+        "PPG, eager": ("ppg", dict(shared, compile_updates=False)),
+        "SB3's PPO": ("ppo", shared),
+        "SBX's PPO": ("sbx_ppo", shared),
+    }
+    return Match(env_id, n_timesteps, contestants, "sbx", "benchmarks.opponents")
+
+
+class SbxPPO:
+    """SBX's PPO, which only the processes of its runs can import."""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        return importlib.import_module("sbx").PPO(*args, **kwargs)
+
+
+ALGOS["sbx_ppo"] = SbxPPO  # type: ignore[assignment]
+
+
 class Seeded(VecEnvWrapper):
     """Passes a seed to SuperSuit's environments at the next reset, because their own ``seed`` fails."""
 
@@ -142,6 +165,8 @@ MATCHES = {
     **{name: with_entries(name, 1_000_000) for name in ("Acrobot-v1", "LunarLander-v3", "LunarLanderContinuous-v3")},
     **{f"{name}-v5": with_entries(f"{name}-v5", 1_000_000, f"{name}-v4") for name in ("Hopper", "HalfCheetah", "Walker2d")},
     "CartPole without velocities": with_memory("CartPoleNoVel-v1", 100_000),
+    "LunarLander-v3, same settings": with_builds("LunarLander-v3", 500_000),
+    "HalfCheetah-v5, same settings": with_builds("HalfCheetah-v5", 1_000_000),
     "HopperBullet": with_defaults("HopperBulletEnv-v0", 400_000, *BULLET),
     "FlappyBird": with_defaults(
         "FlappyBird-v0", 600_000, "flappy-bird-gymnasium", "flappy_bird_gymnasium", dict(use_lidar=False)
@@ -166,7 +191,7 @@ class PackageRun(Run):
     """
     A run whose process finds the modules of a package before those of the project.
 
-    :param package: name in environments.yml; empty: none
+    :param package: name in ``PIP``; empty: none
     """
 
     package: str
@@ -176,7 +201,7 @@ class PackageRun(Run):
         with _environ:
             folders = [os.getcwd()]
             if self.package:
-                folders.insert(0, str(venvs.installed(self.package, PACKAGES[self.package]["pip"])[1]))
+                folders.insert(0, str(venvs.installed(self.package, PIP[self.package])[1]))
             os.environ["PYTHONPATH"] = os.pathsep.join(folders)
             return super().start()
 
