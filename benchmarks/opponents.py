@@ -107,7 +107,6 @@ def with_memory(env_id: str, n_timesteps: int) -> Match:
         "RecurrentPPG, its entry": ("ppg_lstm", own),
         "RecurrentPPO, its entry": ("ppo_lstm", zoo),
         "RecurrentPPG, RL Zoo's entry": ("ppg_lstm", zoo),
-        "RecurrentPPO, PPG's entry": ("ppo_lstm", without_phase(own)),
     }
     return Match(env_id, n_timesteps, contestants)
 
