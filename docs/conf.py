@@ -148,9 +148,9 @@ def write_pages(app: Sphinx) -> None:
 
 
 def origin(table: Path) -> str:
-    """Return a list of the files with the rows of a table: their processors and, inside a Git repository, their commits."""
+    """Return a list of the files with the rows of a table: hours, processors and, inside a Git repository, their commits."""
     names = ROWS.get(table.stem, f"{table.stem}*").split()
-    lines = ["The rows, with the commits that last wrote them and their processors:\n"]
+    lines = ["The rows, with the commits that last wrote them, their processors and hours:\n"]
     for path in (path for name in names for path in sorted(table.parent.glob(f"{name}.csv"))):
         if path.stem.endswith("_curves"):  # of the same runs
             continue
@@ -161,6 +161,8 @@ def origin(table: Path) -> str:
         with path.open() as file:
             rows = list(csv.DictReader(file))
         about += sorted({row[column] for row in rows for column in ("machine", "processor") if row.get(column)})
+        seconds = [float(row["seconds"]) for row in rows if row.get("seconds")]
+        about += [f"{sum(seconds) / 3600:.1f} hours in its column `seconds`"] if seconds else []
         link = f"[{path.name}]({FILES_OF_THE_REPOSITORY}/benchmarks/results/{path.name})"
         lines.append(f"- {': '.join(filter(None, [link, '; '.join(about)]))}")
     return "\n".join(["", *lines, ""])

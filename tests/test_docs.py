@@ -1,9 +1,10 @@
 """The code on the pages runs, the commands are understood, links resolve, and the reference is complete."""
 
-import importlib
+import importlib.util
 import inspect
 import pydoc
 import re
+import runpy
 import shlex
 import sys
 
@@ -16,6 +17,7 @@ from tests.helpers import ROOT, code_blocks, learn_and_log
 
 DOCS = ROOT / "docs"
 GENERATED = ("results", "examples")  # folders that the site's build writes
+RESULTS = sorted(ROOT.glob("benchmarks/results/*.md"))
 PAGES = [ROOT / "README.md", *sorted(path for path in DOCS.rglob("*.md") if path.parent.name not in GENERATED)]
 # tests/zoo runs the code of these
 IN_OTHER_TESTS = {DOCS / "guides" / "zoo.md", DOCS / "distributed.md"}
@@ -150,7 +152,7 @@ def test_links_of_pages_outside_the_site_resolve(page):
         assert not anchor or anchor[1:] in {re.sub(r"[^\w-]", "", name.lower().replace(" ", "-")) for name in headings}
 
 
-@pytest.mark.parametrize("page", [*PAGES, *sorted(ROOT.glob("benchmarks/results/*.md"))], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [*PAGES, *RESULTS], ids=lambda page: page.name)
 def test_a_table_says_which_probabilities_do_not_tell_algorithms_apart(page):
     for lines in re.findall(r"(?:^\|.*\n)+", page.read_text(), re.MULTILINE):
         head, _, *rows = ([cell.strip() for cell in line.split("|")] for line in lines.splitlines())
@@ -158,6 +160,24 @@ def test_a_table_says_which_probabilities_do_not_tell_algorithms_apart(page):
         for cell in cells:
             if interval := re.search(r"\((\d\.\d+) to (\d\.\d+)\)", cell):
                 assert (float(interval[1]) <= 0.5 <= float(interval[2])) == cell.endswith(", not apart")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_lines_of_code_fit_into_a_narrow_window(page):
+    for code in re.findall(r"```(?:python|bash)\n(.*?)```", page.read_text(), re.DOTALL):
+        assert [line for line in code.splitlines() if len(line) > 88] == []
+
+
+@pytest.mark.parametrize("page", RESULTS, ids=lambda page: page.name)
+def test_a_page_of_results_names_a_command_that_exists_now_or_at_a_commit(page):
+    commands = re.findall(r"`python -m (benchmarks\.\w+).*?`( at commit [0-9a-f]{7})?", page.read_text())
+    assert commands and all(commit or importlib.util.find_spec(module) for module, commit in commands)
+
+
+def test_the_site_names_the_files_of_a_table_and_their_hours():
+    pytest.importorskip("myst_nb")
+    text = runpy.run_path(str(DOCS / "conf.py"))["origin"](ROOT / "benchmarks" / "results" / "offline.md")
+    assert "[offline.csv]" in text and "4.5 hours in its column `seconds`" in text and "_curves" not in text
 
 
 @pytest.mark.parametrize("module", PUBLIC)

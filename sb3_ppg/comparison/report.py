@@ -153,9 +153,9 @@ class Comparison(NamedTuple):
         curve = found["return"].apply(lambda own: own.iloc[1:].mean())
         return last.assign(return_at_end=at_end, return_of_curve=curve, machine=self.machine).reset_index()
 
-    def page(self) -> str:
+    def page(self, verdict: list[list[str]]) -> str:
         """Return the page ``compare.md``: verdict, table and hyperparameters, in Markdown."""
-        verdict, lines = self.verdict(), []
+        lines = []
         curves = {view: self.curves(view) for view in VIEWS}
         returns = {view: {name: own[:, None] for name, own in self.returns(view).items()} for view in VIEWS}
         at_end = {view: interquartile_means(returns[view]) for view in VIEWS}

@@ -1,6 +1,7 @@
 """Checks of environments while a rollout is collected: time limits, non-finite numbers, and workers that die."""
 
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepR
 from sb3_ppg.errors import ArgumentError, NonFiniteEnvironmentError, WorkerError, warn
 
 Numbers = tuple[str, Any, int | None]  # see `check_finite`
-N_ENDS = 10  # number of episodes whose ends tell whether an environment reports its time limit as a termination
+N_ENDS = 10  # number of equally long episodes that tell of a time limit which an environment reports as a termination
 
 # ---- time limits ----
 
@@ -26,7 +27,8 @@ class TimeLimits:
     def __init__(self) -> None:
         self.ignored: bool | int = False  # argument ``ignore_terminations``
         self.steps = np.zeros(0, dtype=int)  # of the current episodes, (n_envs,)
-        self.ends: list[tuple[int, bool]] = []  # lengths of the first episodes, and whether a time limit ended them
+        self.ends: Counter[int] = Counter()  # numbers of episodes by their lengths
+        self.are_reported = self.has_warned = False
 
     def begin(self, episode_starts: np.ndarray, ignored: bool | int) -> None:
         """Start a rollout; ``episode_starts`` says whether the latest observations begin an episode, (n_envs,)."""
@@ -47,16 +49,23 @@ class TimeLimits:
             length, self.steps[index] = int(self.steps[index]), 0
             if self.ignored is True or self.ignored == length:
                 infos[index] = {**infos[index], "TimeLimit.truncated": True}
-            if len(self.ends) < N_ENDS:
-                self.ends.append((length, bool(infos[index].get("TimeLimit.truncated", False))))
-                if self.ends == [(length, False)] * N_ENDS and length > 1:
-                    warn(
-                        f"All of the first {N_ENDS} episodes ended at step {length}, as terminations, so the value function "
-                        "learns that no reward follows. If this is a time limit (which some environments report as a "
-                        f"termination, or as both), use `ignore_terminations`={length}; if the task itself ends there, ignore "
-                        "this warning, see docs/good_to_know.md"
-                    )
+            self.ends[length] += 1
+            self.are_reported |= bool(infos[index].get("TimeLimit.truncated", False))
+            if not self.has_warned and self.hidden == length:
+                self.has_warned = True
+                warn(
+                    f"{N_ENDS} episodes or more ended at step {length}, as terminations, and few nearly as late: the value "
+                    "function learns that no reward follows. If this is a time limit (which some environments report as a "
+                    f"termination, or as both), use `ignore_terminations`={length}; if not, see docs/good_to_know.md"
+                )
         return infos
+
+    @property
+    def hidden(self) -> int:
+        """Number of steps of the longest episodes, if these seem to end at a time limit that is not reported; otherwise 0."""
+        longest = 0 if self.are_reported else max(self.ends, default=0)
+        n_near = sum(n for length, n in self.ends.items() if min(0.9 * longest, longest - 1) <= length < longest)
+        return longest if longest > 1 and self.ends[longest] >= max(N_ENDS, 2 * n_near + 1) else 0
 
 
 # ---- non-finite numbers ----

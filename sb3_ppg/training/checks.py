@@ -222,27 +222,26 @@ def check_replay(model: PhasicInterface) -> None:
 ENOUGH_STEPS = 150  # of the optimizer in an auxiliary phase, at the default learning rate; see docs/guides/tuning.md
 
 
-def aux_steps(model: PhasicInterface) -> float:
+def aux_steps(model: PhasicInterface) -> tuple[float, float]:
     """
-    Return the number of optimizer steps in an auxiliary phase, where a rate above the default makes more of a step. Infinite
-    for LSTMs and for other losses than PPG's, for which it has not been measured how many are enough.
+    Return the number of optimizer steps in an auxiliary phase, and by how much a rate above the default makes more of a step.
+    Infinite for LSTMs and for other losses than PPG's, for which it has not been measured how many are enough.
     """
     has_own_losses = type(model.objective).auxiliary_losses is not Objective.auxiliary_losses
     if model.n_aux_epochs == 0 or model.policy.has_memory or has_own_losses:
-        return math.inf
+        return math.inf, 1.0
     n_samples = model.n_steps * model.n_envs * (model.aux_buffer.capacity or model.n_policy_iterations)
-    n_steps = model.n_aux_epochs * math.ceil(n_samples / model.aux_samples_per_batch())
-    return n_steps * max(1.0, model.aux_lr_schedule(1) / 3e-4)
+    return model.n_aux_epochs * math.ceil(n_samples / model.aux_samples_per_batch()), max(1.0, model.aux_lr_schedule(1) / 3e-4)
 
 
 def advise_on_short_phases(model: PhasicInterface) -> None:
     """Warn of auxiliary phases with too few optimizer steps for the auxiliary value head to learn the value targets."""
-    if (n_steps := aux_steps(model)) < ENOUGH_STEPS:
-        rate = model.aux_lr_schedule(1)
+    n_steps, scale = aux_steps(model)
+    if n_steps * scale < ENOUGH_STEPS:
         advise(
             "short phases",
-            f"An auxiliary phase takes {n_steps / max(1.0, rate / 3e-4):.0f} optimizer steps at a learning rate of {rate:g}: "
-            f"below about {ENOUGH_STEPS}, most of its gain is lost. Raise `n_aux_epochs`={model.n_aux_epochs}, or lower "
+            f"An auxiliary phase takes {n_steps} optimizer steps at a learning rate of {model.aux_lr_schedule(1):g}: below "
+            f"about {ENOUGH_STEPS}, most of its gain is lost. Raise `n_aux_epochs`={model.n_aux_epochs}, or lower "
             "`aux_batch_size`",
         )
 

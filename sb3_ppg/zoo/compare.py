@@ -136,8 +136,8 @@ def main() -> None:
     found.runs().to_csv(args.folder / "compare.csv", index=False)
     found.points.to_csv(args.folder / "compare_curves.csv", index=False)
     found.picture().savefig(args.folder / "compare.png")
-    (args.folder / "compare.md").write_text(found.page())
-    head, *rows = found.verdict()
+    head, *rows = verdict = found.verdict()
+    (args.folder / "compare.md").write_text(found.page(verdict))
     print(f"{pd.DataFrame(rows, columns=head).to_string(index=False)}\n{found.rule()}")
     print(f"Saved {args.folder / 'compare.png'}, compare.md and compare.csv")
 

@@ -4,7 +4,6 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,7 +12,6 @@ import pandas as pd
 from gymnasium import spaces
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import KVWriter, filter_excluded_keys
-from stable_baselines3.common.monitor import LoadMonitorResultsError, load_results
 from typing_extensions import override
 
 from sb3_ppg import PPG
@@ -85,7 +83,7 @@ SIGNS = [
         "more steps, or shorter phases: fewer `n_policy_iterations` or `n_steps`",
     ),
     Sign(
-        "rollout/hidden_limit above 9",
+        "rollout/hidden_limit above 1",
         "many episodes end at the same step as terminations, so the agent does not plan beyond it",
         "if this is a time limit, fix the environment's `truncated`, or set `ignore_terminations` to the step",
     ),
@@ -94,13 +92,15 @@ SIGNS = [
 
 class LogFile(BaseCallback, KVWriter):
     """
-    Appends the numbers that a run logs to the file in its folder, and two of its own: ``rollout/time_limits``, the number of
-    episodes that a time limit has ended, and ``aux/optimizer_steps``, unless ``is_own_entry``: our files were run as they are.
+    Appends the numbers that a run logs to the file in its folder, and two of its own: ``rollout/hidden_limit``, and
+    ``aux/optimizer_steps`` unless ``is_own_entry``: our files were run as they are.
     """
+
+    model: PPG
 
     def __init__(self, folder: str, is_own_entry: bool):
         super().__init__()
-        self.path, self.is_own_entry, self.n_time_limits = Path(folder, LOGGED), is_own_entry, 0
+        self.path, self.is_own_entry = Path(folder, LOGGED), is_own_entry
 
     @override
     def _on_training_start(self) -> None:
@@ -108,20 +108,17 @@ class LogFile(BaseCallback, KVWriter):
 
     @override
     def _on_step(self) -> bool:
-        for index in self.locals["dones"].nonzero()[0]:
-            self.n_time_limits += bool(self.locals["infos"][index].get("TimeLimit.truncated"))
         return True
 
     @override
     def write(self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0) -> None:
-        row: dict[str, Any] = {"time/total_timesteps": step, "rollout/time_limits": self.n_time_limits}
-        if isinstance(self.model, PPG) and not self.is_own_entry:
-            row["aux/optimizer_steps"] = aux_steps(self.model)
+        row: dict[str, Any] = {"time/total_timesteps": step, "rollout/hidden_limit": self.model.time_limits.hidden}
+        if not self.is_own_entry:
+            row["aux/optimizer_steps"] = math.prod(aux_steps(self.model))
         row |= filter_excluded_keys(key_values, key_excluded, "json")
         numbers = {name: float(value) for name, value in row.items() if isinstance(value, (int, float, np.number))}
         with self.path.open("a") as file:
             file.write(json.dumps({name: value for name, value in numbers.items() if math.isfinite(value)}) + "\n")
-        self.n_time_limits = 0
 
     @override
     def close(self) -> None:
@@ -137,23 +134,17 @@ def whole_rows(log: Path) -> Iterator[tuple[str, dict[str, float]]]:
 
 def medians(folder: Path, action_space: spaces.Space) -> dict[str, float]:
     """
-    Return the median of each value that a run has logged ``MIN_ROWS`` times, the entropy of discrete actions only, and the
-    number of phases at the end. ``rollout/hidden_limit`` is the number of the longest episodes if these seem to end at a
-    time limit that is reported as a termination: no other one has ended an episode, and few are nearly as long.
+    Return the median of each value that a run has logged ``MIN_ROWS`` times, the entropy of discrete actions only; the number
+    of phases and ``rollout/hidden_limit`` are those at the end.
     """
     rows = pd.DataFrame([row for _, row in whole_rows(folder / LOGGED)])
     if len(rows) < MIN_ROWS:
         return {}
     values = rows.median()[rows.count() >= MIN_ROWS].to_dict()
-    if "aux/n_phases" in rows:
-        values["aux/n_phases"] = rows["aux/n_phases"].max()
+    for name in {"aux/n_phases", "rollout/hidden_limit"} & {*rows}:
+        values[name] = rows[name].dropna().iloc[-1]
     if not isinstance(action_space, DISCRETE):
         values.pop("train/entropy_loss", None)
-    with suppress(LoadMonitorResultsError):
-        lengths = load_results(str(folder))["l"]
-        n_longest, n_near = (lengths == lengths.max()).sum(), (lengths >= 0.9 * lengths.max()).sum()
-        is_limit = rows["rollout/time_limits"].sum() == 0 and lengths.max() > 1 and n_longest > 2 * (n_near - n_longest)
-        values["rollout/hidden_limit"] = n_longest if is_limit else 0
     return values
 
 

@@ -71,7 +71,7 @@ def test_later_verdicts_and_more_contestants_ask_for_more():
 def test_with_one_seed_nothing_is_claimed():
     single = comparison(A=[10.0], B=[1.0])
     assert [row[-1] for row in single.verdict()[1:]] == ["not apart", "not apart"]
-    page = single.page()
+    page = single.page(single.verdict())
     assert page.startswith("# A or B in Walk?\n") and "a machine" in page and "B:\n  n: 1" in page
 
 
@@ -83,7 +83,7 @@ def test_returns_are_means_of_the_last_three_points_after_equal_steps_or_seconds
     assert found.curves("seconds")["B"].index[-1] == 1 and found.curves("steps")["B"].index[-1] == 1000
     rows = found.runs()
     assert list(rows["return_at_end"]) == [10.0] * 4 + [8.0] * 4 and rows["return_of_curve"].iloc[0] == pytest.approx(8.0)
-    assert "| B | 8.0 (8.0 to 8.0) | 6.4 | 7.2 (7.2 to 7.2) | 4.4 | 7.0 | 2 | 0 | 500 |" in found.page()
+    assert "| B | 8.0 (8.0 to 8.0) | 6.4 | 7.2 (7.2 to 7.2) | 4.4 | 7.0 | 2 | 0 | 500 |" in found.page(found.verdict())
 
 
 def test_the_rank_test_is_exact_with_equal_returns_too():

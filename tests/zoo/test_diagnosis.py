@@ -5,10 +5,13 @@ import re
 import pandas as pd
 import pytest
 from gymnasium import spaces
+from stable_baselines3.common.vec_env import DummyVecEnv
 
 from sb3_ppg import PPG
-from sb3_ppg.zoo.diagnosis import LOGGED, SIGNS, medians, signs, whole_rows
+from sb3_ppg.zoo.diagnosis import LOGGED, SIGNS, LogFile, medians, signs, whole_rows
+from tests import helpers
 from tests.helpers import ROOT, run
+from tests.training.test_collecting import Countdown
 from tests.zoo.programs import SMALL
 from tests.zoo.test_train import killed
 
@@ -33,6 +36,14 @@ def test_signs_of_recorded_runs():
     found = {name: signs(dict(zip(own["value"], own["median"], strict=True))) for name, own in rows.groupby("run")}
     assert [sign.bounds.split()[0] for sign in found.pop("sick")] == ["train/grad_norm", "aux/final_kl"]
     assert found == dict(defaults=[], paper=[], Pendulum=[])
+
+
+@pytest.mark.parametrize(("ends", "told"), [((False, True), []), ((True, False), ["rollout/hidden_limit"])])
+def test_a_time_limit_that_is_reported_as_a_termination_is_a_sign(ends, told, tmp_path):
+    env = DummyVecEnv([lambda: Countdown(lengths=[3, 2, 9], ends=ends)])
+    PPG("MlpPolicy", env, **{**helpers.SMALL, "n_policy_iterations": 1}).learn(256, LogFile(str(tmp_path), True))
+    found = [sign.bounds.split()[0] for sign in signs(medians(tmp_path, env.action_space))]
+    assert [name for name in found if name.startswith("rollout")] == told
 
 
 @pytest.mark.slow
