@@ -119,7 +119,7 @@ def healthy(rows: pd.DataFrame, name: str) -> str:
 def report(experiment: Experiment) -> Report:
     rows, lines = experiment.rows(), []
     for _, row in rows.iterrows():
-        told = ", ".join(f"`{name}` {row[name]:.2g}" for name in named(row)) or NONE
+        told = ", ".join(f"`{name}` {row[name]:.3g}" for name in named(row)) or NONE
         changes = " ".join(words for words in (row["changes"], row["env_kwargs"]) if words != NONE)
         run = [row["env_id"], row["settings"], changes, f"{row['steps']:,}", row["seed"], f"{row['rollout/ep_rew_mean']:.4g}"]
         lines.append([row["kind"], *run, told])

@@ -216,7 +216,7 @@ class Experiment:
 def _append(file: Path, table: pd.DataFrame) -> None:
     """Add rows to a CSV file, in the order of its columns."""
     if file.exists():
-        table = table[list(pd.read_csv(file, nrows=0).columns)]
+        table = table.reindex(columns=pd.read_csv(file, nrows=0).columns)  # some values are not logged in each run
     table.to_csv(file, mode="a", index=False, header=not file.exists())
 
 

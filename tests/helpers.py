@@ -368,7 +368,7 @@ def run(*arguments: str, cwd: Path | None = None, fails: bool = False, **environ
 
 def run_code(code: str, cwd: Path | None = None) -> None:
     """Run lines of a page or of a model card."""
-    error = _in_place(lambda: exec(code, {"__name__": "__main__"}), ["-c"], cwd, {})
+    error = _in_place(lambda: exec(f"import sys; sys.path.insert(0, '')\n{code}", {"__name__": "__main__"}), ["-c"], cwd, {})
     assert error is None, error
 
 
@@ -378,7 +378,7 @@ def _in_place(function: Callable[[], None], argv: list[str], cwd: Path | None, e
     with (
         chdir(folder),
         patch.object(sys, "argv", argv),
-        patch.object(sys, "path", [folder, *sys.path]),
+        patch.object(sys, "path", [*sys.path]),
         patch.dict(os.environ, environment),
     ):
         try:

@@ -177,7 +177,7 @@ class Comparison(NamedTuple):
             f"{N_LAST} points. In parentheses: 95 % stratified bootstrap intervals (rliable), from {MIN_SEEDS} seeds on; here "
             "around interquartile means. P is the probability that a run of the first contestant is better. Returns in "
             f"training are those of the last tenth of a run. Seconds are without evaluations. {self.machine}.",
-            f"```yaml\n{yaml.safe_dump({name: dict(one) for name, one in self.settings.items()}, sort_keys=False)}```",
+            f"```yaml\n{yaml.safe_dump({**self.settings}, sort_keys=False, width=np.inf)}```",
         )
 
     def picture(self) -> Figure:

@@ -128,10 +128,10 @@ def main() -> None:
         sys.exit("interrupted: the same command carries out what is missing")
     looks_file.write_text(json.dumps(looks))
     points = pd.concat(run.rows().assign(contestant=name, seed=seed) for (name, seed), run in runs.items())
-    listed = {
-        name: {"command": shlex.join(["sb3-ppg", "train", *options, *others]), **settings}
-        for name, (options, _, settings) in contestants.items()
-    }
+    listed = {}
+    for name, (options, params, settings) in contestants.items():
+        changed = ["-params", *params] if params else []
+        listed[name] = {"command": shlex.join(["sb3-ppg", "train", *options, *others, *changed]), **settings}
     found = Comparison(args.env, points, listed, look, clock, machine())
     found.runs().to_csv(args.folder / "compare.csv", index=False)
     found.points.to_csv(args.folder / "compare_curves.csv", index=False)

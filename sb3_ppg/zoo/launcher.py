@@ -79,6 +79,7 @@ def main() -> None:
     elif name not in SCRIPTS:
         sys.exit(f"{usage()}\n\nthere is no script {name}{nearest(name, SCRIPTS)}")
     else:
+        sys.path.append(os.getcwd())  # where `python -m sb3_ppg` finds modules of the user's, too
         try:
             with missing_extras_named():
                 run(name, arguments)

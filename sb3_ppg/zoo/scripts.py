@@ -215,7 +215,7 @@ def evaluate(model: BaseAlgorithm, env: VecEnv, args: argparse.Namespace) -> Eva
 
 def plot_learning_curve(log_path: Path, title: str, picture: Path) -> None:
     """Draw a run's episode returns against timesteps, with their moving average, and the evaluations."""
-    figure = Figure(figsize=(8, 5))  # without pyplot, which would show it, or draw into a figure of the caller's
+    figure = Figure(figsize=(8, 5), layout="constrained")  # without pyplot, which would show it
     axes = figure.subplots()
     with suppress(LoadMonitorResultsError):  # agents that come with the repository have no episodes
         episodes = load_results(str(log_path))
@@ -230,7 +230,6 @@ def plot_learning_curve(log_path: Path, title: str, picture: Path) -> None:
     if not axes.lines:
         raise FileNotFoundError(f"{log_path} has no training episodes and no evaluations.npz")
     axes.set(title=title, xlabel="timesteps", ylabel="return of an episode")
-    axes.legend(loc="lower right")
     axes.grid(alpha=0.3)
-    figure.tight_layout()
+    figure.legend(loc="outside lower center", ncols=3)
     figure.savefig(picture, dpi=120)

@@ -1,6 +1,8 @@
 """``sb3-ppg compare`` from its options to the picture, and its runs, which are those of ``train``."""
 
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -9,7 +11,7 @@ import pandas as pd
 import psutil
 import pytest
 
-from sb3_ppg import ArgumentError
+from sb3_ppg import PPG, ArgumentError
 from sb3_ppg.comparison.runs import Run, carry_out
 from tests.helpers import ROOT, run, wait_for
 
@@ -59,6 +61,10 @@ def test_the_command_from_two_tiny_runs_to_the_picture(tmp_path):
         assert list(curve["steps"]) == [*range(0, 321, 32)] and curve["return"].between(5, 500).all()
     page = (folder / "compare.md").read_text()
     assert f"# ppo or {variant} in CartPole-v1?" in page and "n_policy_iterations: 2" in page and "gamma: 0.9" in page
+    line = re.search(r"command: sb3-ppg (train --algo ppg .*)", page)[1]
+    run(*shlex.split(line), "-f", "again", cwd=tmp_path)
+    again = PPG.load(tmp_path / "again" / "ppg" / "CartPole-v1_1" / "CartPole-v1.zip")
+    assert (again.n_aux_epochs, again.n_policy_iterations, again.gamma) == (2, 2, 0.9)
     next(folder.glob("ppo_*/0/finished")).unlink()
     assert "2 runs, 1 to carry out" in run(*command, cwd=tmp_path)  # with as many seeds as before
     mine.write_text(ENTRY.replace("32}", "16}"))
