@@ -6,8 +6,11 @@ A row has the mean returns of the first and the last fifth of the episodes that 
 and of the last auxiliary phase how far the policy moved and how well its auxiliary head explains the targets.
 """
 
+import importlib
 import itertools
 import json
+import re
+import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -19,6 +22,8 @@ import pandas as pd
 from stable_baselines3.common.callbacks import ConvertCallback
 from stable_baselines3.common.logger import configure
 
+from benchmarks import venvs
+from benchmarks.environments import PACKAGES
 from benchmarks.episodes import Episodes
 from benchmarks.harness import Experiment, Outcome, Report, machines
 from benchmarks.suites.contestants import entries_of, made
@@ -41,8 +46,15 @@ EXAMPLES = {
     "procgen-paper": "StarpilotHard-v0",
     "procgen-npi16": "StarpilotHard-v0",
 }
-# On two cores a phase of 64 environments or more takes hours with images of 64 x 64
-SMALLER = dict(n_envs=16, n_policy_iterations=2)
+# No package for Gymnasium has these environments
+NOT_RUN = ("MinitaurBulletEnv-v0", "MinitaurBulletDuckEnv-v0")
+PYBULLET = "pybullet-envs-gymnasium"
+# The first pattern that an algorithm's entry matches makes its phases smaller, which would take minutes to hours of a core
+SMALLER = {
+    "/procgen": dict(n_envs=16, n_policy_iterations=2),
+    "/CarRacing": dict(n_envs=2, n_policy_iterations=2),
+    "Bullet|Hardcore|NoVel|-v4|Inverted|Reacher|Standup|ppg_lstm/(A|B|Swimmer)": dict(n_envs=4, n_policy_iterations=2),
+}
 
 
 def wanted() -> list[dict[str, Any]]:
@@ -50,9 +62,9 @@ def wanted() -> list[dict[str, Any]]:
     found = []
     for algorithm in ALGOS:
         for entry, settings in entries_of(hyperparameter_file(algorithm)).items():
-            if entry not in tuned_entries(algorithm):
-                large = entry.startswith("procgen") and settings["n_envs"] * settings["n_steps"] > 4096
-                changes = {name: value for name, value in SMALLER.items() if large and settings.get(name, value) > value}
+            if entry not in {*tuned_entries(algorithm), *NOT_RUN}:
+                smaller = next((sizes for name, sizes in SMALLER.items() if re.search(name, f"{algorithm}/{entry}")), {})
+                changes = {name: value for name, value in smaller.items() if settings.get(name, value) > value}
                 row = dict(algorithm=algorithm, entry=entry, settings=short_hash(json.dumps(settings | changes)))
                 env_id = EXAMPLES.get(f"{algorithm}/{entry}", EXAMPLES.get(entry, entry))
                 found.append(row | dict(env_id=env_id, changes=json.dumps(changes)))
@@ -66,8 +78,10 @@ def tuned_entries(algo: str) -> dict[str, str]:
 
 
 def train(run: dict[str, Any], folder: Path) -> Outcome:
-    """Train an entry in a process of its own."""
-    with ProcessPoolExecutor(1, get_context("spawn")) as process:
+    """Train an entry in a process of its own, which need not import everything."""
+    context = get_context("forkserver")
+    context.set_forkserver_preload([__spec__.name])
+    with ProcessPoolExecutor(1, context) as process:
         return process.submit(start, run, folder).result(), None
 
 
@@ -77,6 +91,9 @@ def start(run: dict[str, Any], folder: Path) -> dict[str, Any]:
 
     :raises FloatingPointError: if a logged value is not finite
     """
+    if "Bullet" in run["env_id"]:
+        sys.path.append(str(venvs.installed(PYBULLET, PACKAGES[PYBULLET]["pip"])[1]))
+        importlib.import_module("pybullet_envs_gymnasium")
     settings = entries_of(hyperparameter_file(run["algorithm"]))[run["entry"]] | json.loads(run["changes"])
     model = made(run["algorithm"], run["env_id"], settings, 0, folder)
     assert isinstance(model, PPG)
