@@ -1,6 +1,6 @@
 """
-Every entry of our hyperparameter files that is not tuned, started by RL Zoo and trained far enough to show that it works:
-through whole phases, the largest of which are made smaller where the table says so.
+Every entry of our hyperparameter files that is not tuned, except two, started by RL Zoo and trained far enough to show that it
+works: through whole phases, the largest of which are made smaller where the table says so.
 
 A row has the mean returns of the first and the last fifth of the episodes that ended, which in so few steps need not differ,
 and of the last auxiliary phase how far the policy moved and how well its auxiliary head explains the targets.
@@ -78,9 +78,9 @@ def tuned_entries(algo: str) -> dict[str, str]:
 
 
 def train(run: dict[str, Any], folder: Path) -> Outcome:
-    """Train an entry in a process of its own, which need not import everything."""
+    """Train an entry in a process of its own, forked from one that has imported RL Zoo."""
     context = get_context("forkserver")
-    context.set_forkserver_preload([__spec__.name])
+    context.set_forkserver_preload(["benchmarks.suites.contestants"])
     with ProcessPoolExecutor(1, context) as process:
         return process.submit(start, run, folder).result(), None
 
@@ -138,7 +138,8 @@ def report(experiment: Experiment) -> Report:
         "Entries that are not tuned, started",
         "`python -m benchmarks.starts run`, `report`: RL Zoo trains each with seed 0 and one thread for whole phases, the "
         "first half of a training. Returns are the means of the first and of the last fifth of the episodes; KL and explained "
-        f"variance are those of the last auxiliary phase. {machines(experiment.rows())}",
+        f"variance are those of the last auxiliary phase. {machines(experiment.rows())} Not run, because no package for "
+        f"Gymnasium has them: {', '.join(NOT_RUN)}.",
         table([*head, "steps/s"], lines),
     )
     return {"starts.md": text}
