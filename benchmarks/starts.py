@@ -49,7 +49,7 @@ EXAMPLES = {
 # No package for Gymnasium has these environments
 NOT_RUN = ("MinitaurBulletEnv-v0", "MinitaurBulletDuckEnv-v0")
 PYBULLET = "pybullet-envs-gymnasium"
-# The first pattern in an algorithm's entry makes it smaller, if it would take over ten minutes on a core that others share
+# The first pattern in an algorithm's entry makes it smaller: images take hours, and the rest shared its core with other runs
 SMALLER = {
     "/procgen": dict(n_envs=16, n_policy_iterations=2),
     "/CarRacing": dict(n_envs=2, n_policy_iterations=2),
