@@ -52,7 +52,7 @@ PYBULLET = "pybullet-envs-gymnasium"
 # The first pattern in an algorithm's entry makes it smaller: images take hours, and the rest shared its core with other runs
 SMALLER = {
     "/procgen": dict(n_envs=16, n_policy_iterations=2),
-    "/CarRacing": dict(n_envs=2, n_policy_iterations=2),
+    "/CarRacing": dict(n_envs=1, n_policy_iterations=2),
     "-v4": dict(n_envs=1, n_steps=256, n_policy_iterations=2, aux_batch_size=256),  # versions of others that are started
     "Bullet|Hardcore|NoVel|Inverted|Reacher|Standup|ppg_lstm/(A|B|Swimmer)": dict(n_envs=4, n_policy_iterations=2),
 }
