@@ -7,9 +7,6 @@ its environments is checked, PPG trains in it, and the model is saved, loaded an
 
 import json
 import os
-import re
-import subprocess
-import sys
 import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,7 +18,7 @@ import yaml
 from gymnasium import spaces
 
 from benchmarks.harness import Experiment, Report, machines
-from benchmarks.venvs import make_venv
+from benchmarks.venvs import attempt, make_venv
 from sb3_ppg import PPG, check
 from sb3_ppg.checking import policy_for
 from sb3_ppg.comparison.report import page, table
@@ -45,15 +42,7 @@ def train(run: dict[str, str], folder: Path) -> tuple[dict[str, str], None]:
     row = dict.fromkeys(SEEN, "")
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "SDL_VIDEODRIVER": "dummy", "MUJOCO_GL": "egl"}
     for stage, command in {"pip": make_venv(folder / "venv", run["pip"]), "it": look}.items():
-        options: dict[str, Any] = dict(capture_output=True, text=True, timeout=TOO_LONG, cwd=folder, env=environment)
-        try:
-            done = subprocess.run(command, **options)
-            print(done.stdout, done.stderr, file=sys.stderr)
-            last = [line for line in done.stderr.splitlines() if line.strip() and "notice" not in line] or [""]
-            said = re.sub(r"(/\S+/site-packages| at 0x\w+)", "", last[-1].strip())[:200]  # without paths of this machine
-            reason = f"{said} (status {done.returncode})" if done.returncode else ""
-        except subprocess.TimeoutExpired:
-            reason = f"took more than {TOO_LONG} seconds"
+        _, reason = attempt(command, TOO_LONG, cwd=folder, env=environment)
         if seen.exists():
             row |= json.loads(seen.read_text())
         if reason:
