@@ -9,6 +9,7 @@ import shlex
 import sys
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch as th
 
@@ -64,9 +65,8 @@ def test_code_of_a_page_or_a_docstring_runs(code, request, tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     if "hub" in code:
         request.getfixturevalue("hub_server")
-    for package in ("mo_gymnasium", "mlflow", "wandb"):  # which `dev` does not install
-        if package in code:
-            pytest.importorskip(package)
+    if "mo_gymnasium" in code:
+        pytest.importorskip("mo_gymnasium")  # which `dev` does not install
     names = run(code, 1100 if "Checkpoint" in code else 1)
     assert "model" not in names or names["model"].num_timesteps >= ("learn(" in code)
     budgets = [int(budget) for budget in re.findall(r"(?<=learn\()[\d_]+", code)]
@@ -178,6 +178,21 @@ def test_the_site_names_the_files_of_a_table_and_their_hours():
     pytest.importorskip("myst_nb")
     text = runpy.run_path(str(DOCS / "conf.py"))["origin"](ROOT / "benchmarks" / "results" / "offline.md")
     assert "[offline.csv]" in text and "4.5 hours in its column `seconds`" in text and "_curves" not in text
+
+
+def test_the_page_of_libraries_has_what_was_run():
+    table = (DOCS / "works_with.md").read_text().split("What does not work")[0]
+    rows = pd.read_csv(ROOT / "benchmarks/results/works_with.csv").set_index("script")
+    assert sorted(re.findall(r"works_with/(\w+\.py)", table)) == sorted(rows.index)
+    assert sorted(rows.index) == sorted(path.name for path in (ROOT / "examples/works_with").glob("*.py"))
+    assert rows.outcome.str.startswith("works: ").all()
+    packages = (ROOT / "benchmarks/environments.yml").read_text()
+    for line in re.findall(r"^\| .*\d.*", table, re.MULTILINE):
+        versions = line.split("|")[3].strip().split(", ")
+        if scripts := re.findall(r"works_with/(\w+\.py)", line):
+            assert versions == re.findall(r" (\d\S*?)(?:,|$)", ", ".join(rows.libraries[scripts])), line
+        else:
+            assert all(f"=={version}" in packages for version in versions), line
 
 
 @pytest.mark.parametrize("module", PUBLIC)

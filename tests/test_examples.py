@@ -3,12 +3,14 @@
 import re
 import runpy
 from functools import partial
+from importlib.metadata import PackageNotFoundError, version
 
 import nbformat
 import pytest
 from nbclient import NotebookClient
 from stable_baselines3.common.env_util import make_atari_env, make_vec_env
 
+from benchmarks import works_with
 from tests.helpers import ROOT
 
 EXAMPLES = ROOT / "examples"
@@ -57,6 +59,19 @@ def test_a_script_prints_its_results(name, tmp_path, monkeypatch, capsys):
     main.__globals__.update(SHORTER.get(name, {}))
     main(total_timesteps=1, **arguments)
     assert re.search(printed + r"\Z", capsys.readouterr().out)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("run", works_with.wanted(), ids=lambda run: run["script"])
+def test_a_script_with_another_library_runs(run, tmp_path):
+    """`python -m benchmarks.works_with` runs all of them; here, those whose libraries are installed."""
+    for name in works_with.libraries(works_with.SCRIPTS / run["script"]):
+        try:
+            version(name)
+        except PackageNotFoundError:
+            pytest.skip(f"{name} is not installed")
+    row, _ = works_with.train({**run, "pip": ""}, tmp_path)
+    assert row["outcome"].startswith("works: ")
 
 
 @pytest.mark.slow

@@ -1,7 +1,7 @@
 """
 captum: which part of an observation an action depends on; ``mlp_extractor.policy_net`` and ``action_net`` are the actor.
 
-Needs ``pip install --no-deps captum==0.9.0``, because captum asks for NumPy 1.
+Needs ``pip install --no-deps captum==0.9.0``, whose dependencies the project has.
 """
 
 import torch as th
