@@ -60,8 +60,8 @@ def reply(message: dict) -> dict | None:
 random.seed(0)
 threading.Thread(target=play, daemon=True).start()
 env = VecMonitor(StableBaselinesGodotEnv(port=PORT))
-# No `seed`, which its environments refuse; `done` in the game's messages also means that the time is up
-model = PPG("MultiInputPolicy", env, n_steps=32, n_policy_iterations=4, gamma=0.9, ignore_terminations=N_STEPS)
+# No `seed`, which its environments refuse
+model = PPG("MultiInputPolicy", env, n_steps=32, n_policy_iterations=4, gamma=0.9)
 returns = []
 for _ in range(2):
     model.learn(8 * 512, reset_num_timesteps=False)

@@ -22,5 +22,5 @@ package_to_hub(model, **about, eval_env=env, repo_id=REPOSITORY, n_eval_episodes
 os.environ["TRUST_REMOTE_CODE"] = "True"  # it is our own
 loaded = PPG.load(load_from_hub(REPOSITORY, "ppg-CartPole-v1.zip"))
 observations = env.reset()
-assert (loaded.predict(observations)[0] == model.predict(observations)[0]).all()
+assert loaded.predict(observations, deterministic=True)[0] == model.predict(observations, deterministic=True)[0]
 print(f"uploaded and loaded after {loaded.num_timesteps} steps")

@@ -55,7 +55,8 @@ for algorithm, reward_net in {GAIL: BasicRewardNet, AIRL: BasicShapedRewardNet}.
 
 model, rewards = new_model(), BasicRewardNet(env.observation_space, env.action_space)
 generator = preferences.AgentTrainer(model, rewards, env, rng)
-comparisons = preferences.PreferenceComparisons(generator, rewards, num_iterations=5, rng=rng, allow_variable_horizon=True)
+sizes = dict(num_iterations=5, fragment_length=10, allow_variable_horizon=True)
+comparisons = preferences.PreferenceComparisons(generator, rewards, rng=rng, **sizes)
 comparisons.train(total_timesteps=10 * 1024, total_comparisons=100)
 assert model.n_aux_phases == 10
 agents["preferences"] = model.policy
