@@ -20,7 +20,7 @@ from tests.hub_server import TOKEN, HubServer
 
 ROOT = Path(__file__).parent.parent
 SCRIPTS = ROOT / "examples" / "works_with"
-TOO_LONG = 900  # seconds, for each command
+TOO_LONG = 1800  # seconds, for each command
 VERSIONS = "import sys; from importlib.metadata import version; print(*(f'{n} {version(n)}' for n in sys.argv[1:]), sep=', ')"
 
 

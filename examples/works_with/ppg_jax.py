@@ -89,14 +89,15 @@ def brax_env(name: str, n_envs: int, max_steps: int = 1000) -> VecEnv:
 
     def reset(key):
         state = env.reset(key)
-        return state.obs, (state, 0)
+        return state.obs, (state, state, 0)
 
-    def step(key, state_and_time, action):
-        state, time = state_and_time
-        state, time, first = env.step(state, action), time + 1, env.reset(key)
+    def step(key, states_and_time, action):
+        """Episodes of one environment begin alike, as in Brax's own ``AutoResetWrapper``."""
+        first, state, time = states_and_time
+        state, time = env.step(state, action), time + 1
         terminated, truncated = state.done > 0, time >= max_steps
-        kept = jax.tree.map(partial(jnp.where, terminated | truncated), (first, 0), (state, time))
-        return kept[0].obs, kept, state.reward, terminated, truncated, state.obs
+        kept, time = jax.tree.map(partial(jnp.where, terminated | truncated), (first, 0), (state, time))
+        return kept.obs, (first, kept, time), state.reward, terminated, truncated, state.obs
 
     seen, acting = spaces.Box(-np.inf, np.inf, (env.observation_size,)), spaces.Box(-1, 1, (env.action_size,))
     return VecMonitor(JaxVecEnv(reset, step, n_envs, seen, acting))

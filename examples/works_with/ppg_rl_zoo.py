@@ -27,7 +27,8 @@ CartPole-v1:
 with tempfile.TemporaryDirectory() as folder:
     config = Path(folder, "settings.yml")
     config.write_text(SETTINGS)
-    manager = ExperimentManager(Namespace(), "ppg", "CartPole-v1", folder, eval_freq=1024, config=str(config), verbose=0)
+    options = dict(config=str(config), eval_freq=1024, log_interval=1)  # whose default of 0 fails, for PPO as well
+    manager = ExperimentManager(Namespace(), "ppg", "CartPole-v1", folder, **options)
     model, _ = manager.setup_experiment()
     manager.learn(model)
     manager.save_trained_model(model)

@@ -1,7 +1,7 @@
 """
 shap: which part of an observation an action depends on; ``mlp_extractor.policy_net`` and ``action_net`` are the actor.
 
-Needs ``pip install shap==0.54.1``.
+Needs ``pip install shap==0.51.0``.
 """
 
 import numpy as np

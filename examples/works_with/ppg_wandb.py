@@ -1,7 +1,7 @@
 """
 wandb: the log of a run in Weights & Biases, with its callback.
 
-Needs ``pip install ".[tensorboard]" wandb==0.31.0``. Offline here: leave ``mode`` out to upload.
+Needs ``pip install wandb==0.31.0`` and the extra ``tensorboard``. Offline here: leave ``mode`` out to upload.
 """
 
 import tempfile
