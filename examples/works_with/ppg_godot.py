@@ -66,7 +66,7 @@ returns = []
 for _ in range(2):
     model.learn(8 * 512, reset_num_timesteps=False)
     returns.append(sum(info["r"] for info in model.ep_info_buffer) / len(model.ep_info_buffer))
-assert model.n_aux_phases == 16
+assert model.n_aux_phases == 16 and returns[1] > returns[0]
 
 PPO.register(PPG)  # the exporter asks whether the model is a PPO
 with tempfile.TemporaryDirectory() as folder:

@@ -28,11 +28,11 @@ env = make_vec_env("CartPole-v1", rng=rng, n_envs=8, post_wrappers=[lambda env, 
 
 def new_model() -> PPG:
     """Return a model whose phases have 8 x 64 x 2 steps."""
-    return PPG("MlpPolicy", env, n_steps=64, n_policy_iterations=2, batch_size=128, seed=0)
+    return PPG("MlpPolicy", env, n_steps=64, n_policy_iterations=2, batch_size=128, n_epochs=5, seed=0)
 
 
 expert = hub.from_pretrained(Path(__file__).parents[2] / "pretrained/ppg/CartPole-v1")
-demonstrations = rollout.rollout(expert, env, rollout.make_sample_until(min_episodes=8), rng=rng)
+demonstrations = rollout.rollout(expert, env, rollout.make_sample_until(min_episodes=4), rng=rng)
 agents = {"untrained": new_model().policy}
 
 spaces = dict(observation_space=env.observation_space, action_space=env.action_space, rng=rng)
@@ -49,16 +49,16 @@ with tempfile.TemporaryDirectory() as folder:
 for algorithm, reward_net in {GAIL: BasicRewardNet, AIRL: BasicShapedRewardNet}.items():
     model, rewards = new_model(), reward_net(env.observation_space, env.action_space)
     own = dict(venv=env, gen_algo=model, reward_net=rewards, demonstrations=demonstrations, demo_batch_size=256)
-    algorithm(**own, gen_train_timesteps=1024, allow_variable_horizon=True).train(10 * 1024)
-    assert model.n_aux_phases == 10
+    algorithm(**own, gen_train_timesteps=1024, allow_variable_horizon=True).train(5 * 1024)
+    assert model.n_aux_phases == 5
     agents[algorithm.__name__] = model.policy
 
 model, rewards = new_model(), BasicRewardNet(env.observation_space, env.action_space)
 generator = preferences.AgentTrainer(model, rewards, env, rng)
-sizes = dict(num_iterations=5, fragment_length=10, allow_variable_horizon=True)
+sizes = dict(num_iterations=3, fragment_length=10, allow_variable_horizon=True)
 comparisons = preferences.PreferenceComparisons(generator, rewards, rng=rng, **sizes)
-comparisons.train(total_timesteps=10 * 1024, total_comparisons=100)
-assert model.n_aux_phases == 10
+comparisons.train(total_timesteps=5 * 1024, total_comparisons=50)
+assert model.n_aux_phases == 5
 agents["preferences"] = model.policy
 
 returns = {name: evaluate_policy(policy, env, n_eval_episodes=8)[0] for name, policy in agents.items()}
