@@ -58,7 +58,7 @@ generator = preferences.AgentTrainer(model, rewards, env, rng)
 sizes = dict(num_iterations=2, fragment_length=10, initial_epoch_multiplier=20, allow_variable_horizon=True)
 comparisons = preferences.PreferenceComparisons(generator, rewards, rng=rng, **sizes)
 comparisons.train(total_timesteps=4 * 1024, total_comparisons=50)
-assert model.n_aux_phases == 4
+assert model.n_aux_phases == 6  # of 1,024 steps: it trains once more than `num_iterations`
 agents["preferences"] = model.policy
 
 returns = {name: evaluate_policy(policy, env, n_eval_episodes=8)[0] for name, policy in agents.items()}
