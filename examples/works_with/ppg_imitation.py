@@ -61,6 +61,6 @@ comparisons.train(total_timesteps=4 * 1024, total_comparisons=50)
 assert model.n_aux_phases == 6  # of 1,024 steps: it trains once more than `num_iterations`
 agents["preferences"] = model.policy
 
-returns = {name: evaluate_policy(policy, env, n_eval_episodes=8)[0] for name, policy in agents.items()}
+returns = {name: evaluate_policy(policy, env, n_eval_episodes=8, deterministic=False)[0] for name, policy in agents.items()}
 print(", ".join(f"{name} {mean:.0f}" for name, mean in returns.items()))
-assert min(returns["BC"], returns["DAgger"]) > 2 * returns["untrained"]  # the others have too few steps to be sure
+assert min(returns["BC"], returns["DAgger"]) > 2 * returns["untrained"]  # the others get few steps
