@@ -50,7 +50,7 @@ def train(run: dict[str, str], folder: Path) -> tuple[dict[str, Any], None]:
         own = dict(PYTHONPATH=str(ROOT), HF_ENDPOINT=server.url, HF_TOKEN=TOKEN, HF_HOME=str(folder / "hub"))
         printed, reason = attempt([python, str(script)], TOO_LONG, cwd=folder, env={**os.environ, **own})
     row: dict[str, Any] = dict(libraries=versions, outcome=f"fails: {reason}" if reason else f"works: {printed}")
-    commit = subprocess.check_output(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, text=True)
+    commit = subprocess.check_output(["git", "log", "-1", "--format=%h", "--", "sb3_ppg"], cwd=ROOT, text=True)
     return {**row, "seconds": round(time.perf_counter() - start), "commit": commit.strip()}, None
 
 
