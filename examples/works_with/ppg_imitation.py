@@ -1,8 +1,8 @@
 """
 imitation: PPG learns from the rewards of GAIL, AIRL and preference comparisons; BC and DAgger train its policy.
 
-Needs ``pip install --no-deps imitation==1.0.1 seals==0.2.1 datasets==5.2.0 sacred==0.8.7 scikit-learn==1.9.1``. Without
-``--no-deps``, imitation would install SB3 2.2 and Gymnasium 0.29.
+Needs ``pip install --no-deps imitation==1.0.1 seals==0.2.1``, because they ask for SB3 2.2 and Gymnasium 0.29, and
+``pip install datasets==5.2.0 sacred==0.8.7 scikit-learn==1.9.1``.
 """
 
 import tempfile
