@@ -150,11 +150,13 @@ class Seeded(VecEnvWrapper):
         return self.venv.step_wait()
 
 
-def three_agents(_: VecEnv) -> VecEnv:
-    """Return the environments of three agents with one policy, in place of others."""
+def three_agents(env: VecEnv) -> VecEnv:
+    """Return the environments of three agents with one policy, in place of one, with its seed."""
     supersuit, spread = importlib.import_module("supersuit"), importlib.import_module("mpe2.simple_spread_v3")
     agents = supersuit.pettingzoo_env_to_vec_env_v1(spread.parallel_env())
-    return VecMonitor(Seeded(supersuit.concat_vec_envs_v1(agents, 1, base_class="stable_baselines3")))
+    seeded = Seeded(supersuit.concat_vec_envs_v1(agents, 1, base_class="stable_baselines3"))
+    seeded.seed(env._seeds[0])
+    return VecMonitor(seeded)
 
 
 BULLET = ("pybullet-envs-gymnasium", "pybullet_envs_gymnasium")
@@ -226,7 +228,8 @@ def train(run: tuple[str, str, int], folder: Path) -> Outcome:
     config.write_text(yaml.safe_dump({match.env_id: {**settings, "n_timesteps": match.n_timesteps}}))
     words = ["--algo", algorithm, "--env", match.env_id, "-conf", str(config), "-n", str(match.n_timesteps)]
     words += ["--seed", str(run[2]), "--gym-packages", match.module, "--device", "cpu", "--eval-freq", "-1"]
-    words += ["--eval-episodes", "20", "--n-eval-envs", "20"]
+    n_eval_envs = 1 if "vec_env_wrapper" in settings else 20  # where one environment has several agents
+    words += ["--eval-episodes", "20", "--n-eval-envs", str(n_eval_envs)]
     arguments = [f"{name}:{value!r}" for name, value in match.env_kwargs.items()]
     done = PackageRun(folder / "run", [*words, *(["--env-kwargs", *arguments] if arguments else [])], match.n_timesteps)
     done.package = match.package
