@@ -395,6 +395,8 @@ class Manager(ExperimentManager):
     @override
     def objective(self, trial: optuna.Trial) -> float:
         """Tell our samplers the budget of a trial."""
+        if self.study is None and trial.number > 0:  # a search goes on, or processes share it: with the same `--seed`,
+            trial.study.sampler.reseed_rng()  # the sampler of rl_zoo3 2.9.2 would draw the first trials again
         self.study = trial.study
         if self.is_ours:
             trial.set_user_attr(BUDGET, int(self.n_timesteps))

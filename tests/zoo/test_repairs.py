@@ -13,12 +13,15 @@ from contextlib import suppress
 from pathlib import Path
 from unittest.mock import Mock, patch
 
+import optuna
 import pytest
 import rl_zoo3
 import yaml
 from huggingface_hub.errors import RemoteEntryNotFoundError
 from huggingface_sb3 import EnvironmentName
 from matplotlib import pyplot as plt
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
 from rl_zoo3 import plots
 from stable_baselines3 import PPO
 from stable_baselines3.common.callbacks import BaseCallback
@@ -140,6 +143,21 @@ def test_the_manager_still_takes_trial_0_for_no_trial(folder):
     with patch.object(ZooManager, "load_trial") as load_trial:
         manager(folder, storage="study.log", study_name="mine", trial_id=0).read_hyperparameters()
     assert not load_trial.called
+
+
+@pytest.mark.parametrize(("kind", "n_different"), [(ZooManager, 2), (Manager, 4)])
+def test_the_manager_still_repeats_the_trials_of_a_search_that_goes_on(folder, kind, n_different):
+    """And ours does not. Two processes that share a storage are the same case."""
+    options = dict(optimize_hyperparameters=True, n_trials=2, n_startup_trials=10, seed=0, no_optim_plots=True)
+    with patch.object(ZooManager, "objective", lambda _, trial: trial.suggest_float("learning_rate", 0, 1)):
+        for _ in range(2):
+            study = dict(storage=f"{folder}/study.log", study_name="mine", log_folder=str(folder))
+            searching = kind(Namespace(), "ppo", "CartPole-v1", eval_freq=-1, **study, **options)
+            searching._hyperparams = {}
+            searching.hyperparameters_optimization()
+    storage = JournalStorage(JournalFileBackend(f"{folder}/study.log"))
+    trials = optuna.load_study(study_name="mine", storage=storage).trials
+    assert len(trials) == 4 and len({trial.params["learning_rate"] for trial in trials}) == n_different
 
 
 def test_the_manager_still_evaluates_without_the_options_of_the_hyperparameters(folder):
