@@ -3,7 +3,7 @@
 # Common guess: RecordVideo among the wrappers of `make_vec`, or of SB3's make_vec_env, records each of the environments.
 # Behavior: all of them write files of the same name, so that each overwrites the other's. What is left is the video of the
 #   environment that wrote last, and nothing tells which one that is. Wrap one environment only, or give each its own
-#   `name_prefix`. (The documentation shows the wrapper with one environment.)
+#   `name_prefix`.
 # Output seen: "3 environments with one episode recorded in each: 1 file, 3 with prefixes of their own: 3 files"
 # Exits 1 if that changes.
 set -eu

@@ -4,8 +4,7 @@
 #   than those that it has tried; so do processes that share the storage.
 # Behavior: the state of the sampler is not in the storage. Until TPESampler has enough trials (10), and always with
 #   RandomSampler, a search that goes on tries exactly its first hyperparameters again. RL Zoo passes `--seed` on to the
-#   sampler. `sampler.reseed_rng()`, or another seed, avoids it. (The tutorial of resumable studies calls the sampler's seed
-#   optional to restore, for reproducible results; it does not say that trials are repeated.)
+#   sampler. `sampler.reseed_rng()`, or another seed, avoids it.
 # Output seen: "4 trials, then 4 more of the same study: 4 different ones; with reseed_rng: 8"
 # Exits 1 if that changes.
 set -eu

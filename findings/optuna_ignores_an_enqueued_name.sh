@@ -2,9 +2,9 @@
 # Package: optuna 5.0.0.
 # Common guess: `enqueue_trial` with the defaults makes the first trial try them; a name that the search does not know raises
 #   an error, as a value outside of its range gives a warning.
-# Behavior: a misspelled, renamed or conditional name is ignored without a warning, and the sampler draws that hyperparameter. The
-#   "default" to which all trials are compared is another one, and the trial's record still holds what was enqueued. (The
-#   documentation says what happens to names that are left out, not to those that are too many.)
+# Behavior: a misspelled, renamed or conditional name is ignored without a warning, and the sampler draws that
+#   hyperparameter. The "default" to which all trials are compared is another one, and the trial's record still holds what
+#   was enqueued.
 # Output seen: "lr: used 0.0003, warnings 0; learning_rate: drawn, warnings 0; lr out of range: warnings 1"
 # Exits 1 if that changes.
 set -eu

@@ -1,11 +1,9 @@
 #!/usr/bin/env bash
 # Package: pettingzoo 1.27.0.
-# Common guess: in a loop that plays all sides with one agent, `env.step(action); _, reward, *_ = env.last()` gives the reward of the
-#   action, as `step` of Gymnasium does.
+# Common guess: in a loop that plays all sides with one agent, `env.step(action); _, reward, *_ = env.last()` gives the
+#   reward of the action, as `step` of Gymnasium does.
 # Behavior: after `step` it is the next player's turn, and `last` returns the next player's reward: the move that wins gets the
 #   loser's -1, and an agent trained so learns to avoid winning. `env.rewards[player]`, read after `step`, is the mover's.
-#   (The documentation of `last` names "the current agent"; wrappers that return `last()` from `step` are a common way to
-#   bring such games to SB3.)
 # Output seen: "player_1 wins: last() gives -1, rewards['player_1'] is 1"
 # Exits 1 if that changes.
 set -eu
