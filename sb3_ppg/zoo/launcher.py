@@ -41,7 +41,7 @@ SCRIPTS = {
     "push_to_hub": Script("share a trained agent on the Hugging Face Hub", "sb3_ppg.zoo.sharing:push"),
     "load_from_hub": Script("fetch a trained agent from there", "sb3_ppg.zoo.sharing:fetch", defaults=ALGO),
     "plot_train": Script("plot learning curves", "rl_zoo3.plots:plot_train"),
-    "all_plots": Script("compare evaluations", "rl_zoo3.plots:all_plots", defaults=["-a", "ppg"]),
+    "all_plots": Script("compare evaluations", "rl_zoo3.plots:all_plots", defaults=["-a", "ppg", "--print-n-trials"]),
     "plot_from_file": Script("plot what all_plots saved", "rl_zoo3.plots:plot_from_file", defaults=[]),
 }
 # Our options in addition to those of the scripts: which scripts take them, and arguments of argparse

@@ -159,12 +159,12 @@ def test_videos_and_benchmarks_of_an_environment_of_ones_own(tmp_path, monkeypat
 
 
 def test_plots_compare_ppg_with_ppo(trained, run_folder, tmp_path):
-    """Pictures are files where there is no display."""
+    """Pictures are files where there is no display; all_plots, which leaves out runs shorter than the longest, counts runs."""
     for number in (1, 2):
         shutil.copytree(run_folder, tmp_path / "logs" / "ppg" / f"CartPole-v1_{number}")
         shutil.copytree(trained / "logs" / "ppo" / "CartPole-v1_1", tmp_path / "logs" / "ppo" / f"CartPole-v1_{number}")
     options = ("-a", "ppg", "ppo", "-e", "CartPole-v1", "-f", "logs")
-    run("all_plots", *options, "-o", "c", "--no-million", cwd=tmp_path)
+    assert "CartPole-v1-PPG-logs: 2" in run("all_plots", *options, "-o", "c", "--no-million", cwd=tmp_path)
     assert pickle.loads((tmp_path / "c.pkl").read_bytes())["CartPole-v1"]["PPG-logs"]["last_evals"].shape == (2,)
     plt.close("all")
     run("plot_from_file", "-i", "c", "-o", "bars.png", "--format", "png", "-b", cwd=tmp_path)
