@@ -554,7 +554,13 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
 
     def evaluate_batch(self, batch: Any, *, reads: Collection[str] = ALL_FIELDS, auxiliary: bool = False) -> Evaluation:
         """Run the networks on a batch; see ``evaluate`` for the arguments."""
-        return self.evaluate(*self.network_inputs(batch), reads=reads, auxiliary=auxiliary)
+        evaluation = self.evaluate(*self.network_inputs(batch), reads=reads, auxiliary=auxiliary)
+        distribution: Any = evaluation.distribution
+        if auxiliary and isinstance(distribution, StateDependentNoiseDistribution):
+            # In SB3, gSDE's deviations have no gradient in the features; this phase changes these, and its KL term must see it
+            distribution.learn_features = True  # of this object alone
+            distribution.proba_distribution(distribution.distribution.mean, self.log_std, evaluation.latent_pi)
+        return evaluation
 
     def evaluate_values(self, *inputs: Any) -> th.Tensor:
         """Return V(s) as in the policy phase, (B,), for vector rewards (B, K); takes the arguments of ``evaluate``."""

@@ -16,7 +16,8 @@ from stable_baselines3.common.utils import ConstantSchedule
 from torch import nn
 from torch.nn import functional as F
 
-from sb3_ppg import PPG, ArgumentError, CnnPolicy, ImpalaCNN, MinAtarCNN, MlpPolicy, MultiInputPolicy
+from sb3_ppg import PPG, ArgumentError, CnnPolicy, ImpalaCNN, MinAtarCNN, MlpPolicy, MultiInputPolicy, RecurrentPPG
+from sb3_ppg.buffers.rollouts import Rollout, batches
 from sb3_ppg.policies.lstm import RecurrentPhasicActorCriticPolicy
 from tests.helpers import ARCHITECTURES, SMALL, image_space, make_on_images, random_envs, untrained
 
@@ -50,6 +51,17 @@ def reached(policy, loss: th.Tensor) -> set[str]:
     modules["vf trunk"] = [policy.vf_features_extractor, policy.mlp_extractor.value_net]
     gradients = {name: [p.grad for part in parts for p in part.parameters()] for name, parts in modules.items()}
     return {name for name, parts in gradients.items() if any(part is not None and part.any() for part in parts)}
+
+
+@pytest.mark.parametrize("policy_class", [MlpPolicy, RecurrentPhasicActorCriticPolicy])
+def test_the_kl_term_of_the_auxiliary_phase_reaches_the_features_of_gsdes_deviations(policy_class):
+    """SB3 computes them from features without a gradient, so that the phase would move them without a cost."""
+    cls = PPG if policy_class is MlpPolicy else RecurrentPPG
+    model = cls(policy_class, random_envs(action_space=spaces.Box(-1, 1, (2,))), use_sde=True, **SMALL).learn(16)
+    (batch,) = batches([Rollout.of(model.rollout_buffer)], [np.arange(model.n_envs)], model.n_steps, model.device)
+    gaussians = [model.policy.evaluate_batch(batch, auxiliary=phase).distribution.distribution for phase in (False, True)]
+    assert th.equal(gaussians[0].stddev, gaussians[1].stddev)
+    assert [reached(model.policy, gaussian.stddev.sum()) for gaussian in gaussians] == [set(), {"pi trunk"}]
 
 
 @every_policy
