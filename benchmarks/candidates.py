@@ -86,14 +86,14 @@ class WithoutPhase(Objective):
         return False
 
 
-def train(run: dict[str, Any], folder: Path) -> Outcome:
-    algorithm, arguments, besides = ARMS[run["arm"]]
-    options = dict(algorithm=algorithm, arguments=arguments, besides=besides, env_id=run["env_id"], seed=run["seed"])
-    return in_own_process(train_arm, **options, n_timesteps=TASKS[run["env_id"]].n_timesteps)
+def train(run: dict[str, Any], folder: Path, n_timesteps: int = 0) -> Outcome:
+    """Carry out a run; ``n_timesteps``: its length, by default that of the task."""
+    return in_own_process(train_arm, **run, n_timesteps=n_timesteps or TASKS[run["env_id"]].n_timesteps)
 
 
-def train_arm(algorithm: str, arguments: dict[str, Any], besides: str, env_id: str, seed: int, n_timesteps: int) -> Outcome:
-    """Train with these arguments, see ``ARMS``."""
+def train_arm(arm: str, env_id: str, seed: int, n_timesteps: int) -> Outcome:
+    """Train an arm in this process."""
+    algorithm, arguments, besides = ARMS[arm]
     th.set_num_threads(1)
     arguments = dict(arguments, objective=WithoutPhase) if besides == VALUE_UNITS else arguments
     env: VecEnv = DummyVecEnv([lambda: Monitor(gym.make(env_id))])
@@ -106,11 +106,11 @@ def train_arm(algorithm: str, arguments: dict[str, Any], besides: str, env_id: s
 # ---- the rule ----
 
 
-def scores(rows: pd.DataFrame, arm: str, measure: str) -> np.ndarray:
+def scores(rows: pd.DataFrame, arm: str, measure: str, env_ids: Sequence[str] = tuple(TASKS)) -> np.ndarray:
     """Return the scores of an arm, (n_seeds, n_tasks); NaN where there is no row."""
     values = rows[rows["arm"] == arm].pivot(index="seed", columns="env_id", values=measure)
-    values = values.reindex(index=list(SEEDS), columns=list(TASKS)).astype(float)
-    return np.stack([task.scores(values[name].to_numpy()) for name, task in TASKS.items()], axis=1)
+    values = values.reindex(index=list(SEEDS), columns=list(env_ids)).astype(float)
+    return np.stack([TASKS[name].scores(values[name].to_numpy()) for name in env_ids], axis=1)
 
 
 def interval(own: np.ndarray, other: np.ndarray) -> tuple[float, float, float]:

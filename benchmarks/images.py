@@ -3,7 +3,7 @@ Images: PPG's architectures, and auxiliary phases that use less of the phase, be
 
     python -m benchmarks.images run --jobs 2    # MinAtar's five games
     python -m benchmarks.images report
-    python -m benchmarks.images time    # twenty minutes on an idle core
+    python -m benchmarks.images time    # about forty minutes on an idle core
 """
 
 import os

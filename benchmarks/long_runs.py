@@ -5,15 +5,11 @@ Rule 4 of ``benchmarks.candidates``: the candidate that satisfies 1 to 3, and th
 """
 
 from collections.abc import Iterator
-from pathlib import Path
+from functools import partial
 from typing import Any
 
-import numpy as np
-
-from benchmarks.candidates import ARMS, MARGIN, MEASURES, SEEDS, difference, interval, train_arm
-from benchmarks.defaults import TASKS
-from benchmarks.evaluations import in_own_process
-from benchmarks.harness import Experiment, Outcome, Report, machines
+from benchmarks.candidates import MARGIN, MEASURES, SEEDS, difference, interval, scores, train
+from benchmarks.harness import Experiment, Report, machines
 from sb3_ppg.comparison.report import page, table
 
 N_TIMESTEPS = 500_000
@@ -28,46 +24,28 @@ def wanted() -> Iterator[dict[str, Any]]:
         yield from (dict(arm=arm, env_id=env_id, seed=seed) for env_id in ENV_IDS for arm in CONTESTANTS)
 
 
-def train(run: dict[str, Any], folder: Path) -> Outcome:
-    algorithm, arguments, besides = ARMS[run["arm"]]
-    options = dict(algorithm=algorithm, arguments=arguments, besides=besides, env_id=run["env_id"], seed=run["seed"])
-    return in_own_process(train_arm, **options, n_timesteps=N_TIMESTEPS)
-
-
 def report(experiment: Experiment) -> Report:
     """Return the differences to the defaults, and the KL divergence per policy update."""
     rows, lines = experiment.rows(), []
-    scores: dict[tuple[str, str], np.ndarray] = {}
-    for arm, measure in ((arm, measure) for arm in CONTESTANTS for measure in MEASURES):
-        values = rows[rows["arm"] == arm].pivot(index="seed", columns="env_id", values=measure).reindex(columns=ENV_IDS)
-        scores[arm, measure] = np.stack([TASKS[name].scores(values[name].to_numpy()) for name in ENV_IDS], axis=1)
     for arm in CONTESTANTS:
         own = rows[rows["arm"] == arm].groupby("env_id").mean(numeric_only=True).loc[ENV_IDS]
-        found = [interval(scores[arm, measure], scores[DEFAULTS, measure]) for measure in MEASURES]
+        found = [interval(*(scores(rows, name, measure, ENV_IDS) for name in (arm, DEFAULTS))) for measure in MEASURES]
         cells = ["" if arm == DEFAULTS else difference(each) for each in found]
         passes = "" if arm == DEFAULTS else all(low > MARGIN for _, low, _ in found)
         lines.append([arm, *(f"{value:.0f}" for value in own["last_three"]), *cells, passes])
         lines[-1] += [f"{own['approx_kl'].max():.3f}", f"{own['clip_fraction'].max():.3f}"]
-    head = [
-        "",
-        *ENV_IDS,
-        "difference of the curve",
-        "of the last three points",
-        "satisfies 4",
-        "highest KL",
-        "highest clipped",
-    ]
+    head = ["", *ENV_IDS, "difference of the curve", "of the last three points", "satisfies 4", "highest KL"]
     text = page(
         "Long runs of the candidates",
         f"`python -m benchmarks.long_runs`. {machines(rows)} Commit {', '.join(rows['commit'].unique())}. {N_TIMESTEPS:,} "
         "steps, five seeds; the measure is that of `benchmarks.candidates`: returns are means of the last three points. "
         "KL and clipped: per policy update, mean of the runs, of the environment in which they are highest.",
-        table(head, lines),
+        table([*head, "highest clipped"], lines),
     )
     return {"long_runs.md": text}
 
 
-LONG_RUNS = Experiment("long_runs", wanted, train, report)
+LONG_RUNS = Experiment("long_runs", wanted, partial(train, n_timesteps=N_TIMESTEPS), report)
 
 if __name__ == "__main__":
     LONG_RUNS.main()

@@ -12,6 +12,7 @@ of other packages were chosen before the first run; each package is in a virtual
 import importlib
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from subprocess import Popen
 from threading import Lock
@@ -188,6 +189,7 @@ MATCHES = {
 _environ = Lock()  # of this process, which its children inherit
 
 
+@dataclass(eq=False)
 class PackageRun(Run):
     """
     A run whose process finds the modules of a package before those of the project.
@@ -195,7 +197,7 @@ class PackageRun(Run):
     :param package: name in ``PIP``; empty: none
     """
 
-    package: str
+    package: str = ""
 
     @override
     def start(self) -> Popen:
@@ -231,8 +233,8 @@ def train(run: tuple[str, str, int], folder: Path) -> Outcome:
     n_eval_envs = 1 if "vec_env_wrapper" in settings else 20  # where one environment has several agents
     words += ["--eval-episodes", "20", "--n-eval-envs", str(n_eval_envs)]
     arguments = [f"{name}:{value!r}" for name, value in match.env_kwargs.items()]
-    done = PackageRun(folder / "run", [*words, *(["--env-kwargs", *arguments] if arguments else [])], match.n_timesteps)
-    done.package = match.package
+    words += ["--env-kwargs", *arguments] if arguments else []
+    done = PackageRun(folder / "run", words, match.n_timesteps, package=match.package)
     done.finish(done.start().wait())
     curve = done.rows()
     last = curve.iloc[-1][["seconds", "compile_seconds", "training_return"]].to_dict()

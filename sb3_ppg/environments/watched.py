@@ -63,8 +63,8 @@ class TimeLimits:
     @property
     def hidden(self) -> int:
         """Number of steps of the longest episodes, if these seem to end at a time limit that is not reported; otherwise 0."""
-        longest = max(self.ends, default=0)
-        if self.are_reported or longest < 2 or self.ends[longest] < N_ENDS:
+        longest = 0 if self.are_reported else max(self.ends, default=0)
+        if longest < 2 or self.ends[longest] < N_ENDS:
             return 0
         n_near = sum(n for length, n in self.ends.items() if min(0.9 * longest, longest - 1) <= length < longest)
         return longest if self.ends[longest] > 2 * n_near else 0
