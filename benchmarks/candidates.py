@@ -88,12 +88,12 @@ class WithoutPhase(Objective):
 
 def train(run: dict[str, Any], folder: Path, n_timesteps: int = 0) -> Outcome:
     """Carry out a run; ``n_timesteps``: its length, by default that of the task."""
-    return in_own_process(train_arm, **run, n_timesteps=n_timesteps or TASKS[run["env_id"]].n_timesteps)
+    n_timesteps = n_timesteps or TASKS[run["env_id"]].n_timesteps
+    return in_own_process(train_with, *ARMS[run["arm"]], run["env_id"], run["seed"], n_timesteps)
 
 
-def train_arm(arm: str, env_id: str, seed: int, n_timesteps: int) -> Outcome:
-    """Train an arm in this process."""
-    algorithm, arguments, besides = ARMS[arm]
+def train_with(algorithm: str, arguments: dict[str, Any], besides: str, env_id: str, seed: int, n_timesteps: int) -> Outcome:
+    """Train in this process; the first three parameters: see ``ARMS``."""
     th.set_num_threads(1)
     arguments = dict(arguments, objective=WithoutPhase) if besides == VALUE_UNITS else arguments
     env: VecEnv = DummyVecEnv([lambda: Monitor(gym.make(env_id))])

@@ -20,8 +20,8 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.trial import TrialState, create_trial
 from stable_baselines3 import PPO
 
-from benchmarks.candidates import NORMALIZED, train_arm
-from benchmarks.defaults import SEARCHED
+from benchmarks.candidates import NORMALIZED, train_with
+from benchmarks.defaults import SEARCHED, TASKS
 from benchmarks.evaluations import in_own_process
 from benchmarks.harness import Experiment, Outcome, Report, defaults_of, machines
 from sb3_ppg.comparison.report import page, table
@@ -46,8 +46,8 @@ NO_CLIPPING = 1e9
 def train(run: dict[str, Any], folder: Path) -> Outcome:
     arguments = json.loads(run["arguments"])
     arguments["max_grad_norm"] = arguments["max_grad_norm"] or NO_CLIPPING
-    options = dict(algorithm="PPO", arguments=arguments, besides=NORMALIZED, env_id=run["env_id"], seed=0)
-    return in_own_process(train_arm, **options)
+    env_id = run["env_id"]
+    return in_own_process(train_with, "PPO", arguments, NORMALIZED, env_id, 0, TASKS[env_id].n_timesteps)
 
 
 def tried() -> dict[str, np.ndarray]:
