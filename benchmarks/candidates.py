@@ -54,19 +54,21 @@ BOOTSTRAPS = 10_000
 MEASURES = ("curve_mean", "last_three")
 MARGIN = -0.03  # of a score, that a candidate may be behind
 VALUE_UNITS, NORMALIZED = "value units without phase", "VecNormalize(norm_obs=False)"
+TOGETHER = "PPG, learning_rate 5e-4, aux_learning_rate 1e-3"  # the second stage
 # By name: the algorithm, its arguments, and what is done besides
 ARMS: dict[str, tuple[str, dict[str, Any], str]] = {
     "PPG": ("PPG", {}, ""),
     "PPG, learning_rate 5e-4": ("PPG", dict(learning_rate=5e-4), ""),
     "PPG, batch_size 32": ("PPG", dict(batch_size=32), ""),
     "PPG, aux_learning_rate 1e-3": ("PPG", dict(aux_learning_rate=1e-3), ""),
+    TOGETHER: ("PPG", dict(learning_rate=5e-4, aux_learning_rate=1e-3), ""),
     "PPO, normalized rewards": ("PPO", {}, NORMALIZED),
     "PPO, normalized rewards, learning_rate 5e-4": ("PPO", dict(learning_rate=5e-4), NORMALIZED),
     "PPG, value units without phase": ("PPG", {}, VALUE_UNITS),
     "PPG, phase without value units, normalized rewards": ("PPG", dict(normalize_value_targets=False), NORMALIZED),
     "PPO": ("PPO", {}, ""),
 }
-CANDIDATES = ["PPG, learning_rate 5e-4", "PPG, batch_size 32", "PPG, aux_learning_rate 1e-3"]
+CANDIDATES = ["PPG, learning_rate 5e-4", "PPG, batch_size 32", "PPG, aux_learning_rate 1e-3", TOGETHER]
 
 
 def wanted() -> Iterator[dict[str, Any]]:
