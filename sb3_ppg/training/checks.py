@@ -1,7 +1,7 @@
 """Checks of arguments that must fit together, and fit environments, networks, buffers and objectives."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import Any
 
 import gymnasium as gym
@@ -11,7 +11,7 @@ from gymnasium import spaces
 from sb3_ppg.actions import by_leaf
 from sb3_ppg.arguments import FINITE, argument_value, arguments_of, check_each_argument, check_value, number, require
 from sb3_ppg.buffers.rollout_buffers import RewardNormalizer
-from sb3_ppg.buffers.rollouts import POLICY_KEYS, RESERVED, Rollout, has_own_samples, is_recomputable
+from sb3_ppg.buffers.rollouts import POLICY_KEYS, RESERVED, Rollout, has_own_samples, is_recomputable, leaves_of
 from sb3_ppg.environments.watched import normalizers, only_normalizer
 from sb3_ppg.errors import ArgumentError, advise, warn
 from sb3_ppg.objectives import Objective, objective_name
@@ -157,11 +157,19 @@ def check_rollout(model: PhasicInterface, rollout: Rollout) -> None:
         )
 
 
-def check_extras(model: PhasicInterface, rollout: Rollout, extras: Iterable[str]) -> None:
-    """Refuse extras with the names of a rollout's own arrays, and an objective whose keys are neither these nor extras."""
+def check_extras(model: PhasicInterface, rollout: Rollout, extras: Mapping[str, Any]) -> None:
+    """
+    Refuse extras of other sizes than a rollout, or with the names of its own arrays, and an objective whose keys are neither
+    these nor extras.
+    """
     name, own = f"`objective`={objective_name(type(model.objective))!r}", rollout.arrays.keys()
     if taken := own & {*extras}:
         raise ArgumentError(f"{name} has extras under names of the rollout's own arrays: rename {', '.join(sorted(taken))}")
+    n_envs, n_steps = rollout.shape
+    shapes = [(key, np.shape(array)) for key, arrays in extras.items() for array in leaves_of(arrays)]
+    if others := [f"{key} {shape}" for key, shape in shapes if shape[:2] not in ((n_envs, n_steps), (n_envs, 1))]:
+        remedy = f"return ({n_envs}, {n_steps}, ...), or ({n_envs}, 1, ...) for what an environment's part has once"
+        raise ArgumentError(f"{name} has extras of other shapes: {', '.join(others)}; {remedy}")
     missing = {*model.policy_keys, *(model.aux_keys if model.n_aux_epochs > 0 else ())} - own - {*extras}
     if missing and rollout.buffer is None:
         raise ArgumentError(
