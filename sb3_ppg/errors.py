@@ -131,7 +131,8 @@ def raised_as(kind: type[Exception], what: str, *others: type[Exception]) -> Ite
 def nearest(name: str, there: Iterable[str]) -> str:
     """Return the end of an error message for a name that does not exist: the nearest names, or those that exist."""
     folded = {known.lower(): known for known in sorted(there)}
-    close = difflib.get_close_matches(name.lower(), folded, n=3)
+    with_word = [known for known in folded if f"_{name.lower()}_" in f"_{known}_"]
+    close = difflib.get_close_matches(name.lower(), folded, n=3) or with_word
     if close:
         return f"; nearest: {', '.join(map(folded.__getitem__, close))}"
     if not folded:

@@ -122,6 +122,8 @@ def test_an_environment_whose_package_is_missing_or_not_imported(env_id, module,
 def test_an_argument_that_there_is_not_names_the_nearest():
     with pytest.raises(TypeError, match=r"^MaskablePPG has no argument `beta_clon`; nearest: .*\bbeta_clone\b"):
         MaskablePPG("MlpPolicy", "CartPole-v1", beta_clon=3)
+    with pytest.raises(TypeError, match=r"^PPG has no argument `beta`; nearest: beta_clone$"):
+        PPG("MlpPolicy", "CartPole-v1", beta=3)
     with pytest.raises(TypeError, match=r"^MaskablePPG\.learn has no argument `masking`; nearest: use_masking$"):
         MaskablePPG("MlpPolicy", "CartPole-v1", **SMALL).learn(16, masking=False)
 
