@@ -522,6 +522,13 @@ def test_advice_ends_no_run_where_warnings_are_errors(capsys):
     assert capsys.readouterr().err.count("A budget of 16 steps ends after 0 auxiliary phases") == 1
 
 
+def test_earlier_phases_count_for_a_short_budget():
+    model = make(n_steps=16, n_policy_iterations=1).learn(16)
+    ADVISED.clear()
+    with pytest.warns(UserWarning, match="A budget of 16 steps ends after 2 auxiliary phases in all, and"):
+        model.learn(16, reset_num_timesteps=False)
+
+
 @pytest.mark.parametrize("device", ["cuda:0", th.device("cuda")], ids=str)
 def test_a_gpu_that_does_not_exist_warns(monkeypatch, tmp_path, device):
     monkeypatch.setattr(th.cuda, "is_available", lambda: False)

@@ -259,7 +259,8 @@ def warn_of_missing_rollouts(model: PhasicInterface) -> None:
     (stored, replayed), kept = model.n_kept_rollouts(), model.aux_buffer.capacity
     if model.n_aux_epochs > 0 and stored > len(model.aux_buffer):
         whole = f"{model.n_policy_iterations} rollouts of a phase" if kept is None else f"{kept} rollouts that are kept"
-        warn(f"The phase starts over, without {stored} of the {whole}")
+        remedy = "`save_aux_buffer` and `load_aux_buffer` keep them beside `save` and `load`"
+        warn(f"The phase starts over, without {stored} of the {whole}: {remedy}")
     if replayed > model.replay.n_stored:
         warn(f"The policy phase continues with new rollouts, without the {replayed} that it would have learned from again")
 

@@ -172,12 +172,12 @@ def _report_phases(model: PhasicInterface, total_timesteps: float, n_before: int
     n_phases = (n_rollouts + model.aux_buffer.n_new) // model.n_policy_iterations
     if model.verbose >= 1:
         print(f"One phase = {phase:,} steps, {n_phases} phase{'s' * (n_phases != 1)} in this budget of {total_timesteps:,.0f}")
-    n_phases += model._n_aux_phases
+    n_phases, in_all = n_phases + model._n_aux_phases, " in all" if model._n_aux_phases > 0 else ""
     if n_phases < 3:
         advise(
             "phases",
-            f"A budget of {total_timesteps:,.0f} steps ends after {n_phases} auxiliary phase{'s' * (n_phases != 1)}, and at "
-            "least three are recommended: one phase is n_steps * n_envs * n_policy_iterations = "
+            f"A budget of {total_timesteps:,.0f} steps ends after {n_phases} auxiliary phase{'s' * (n_phases != 1)}{in_all}, "
+            "and at least three are recommended: one phase is n_steps * n_envs * n_policy_iterations = "
             f"{model.n_steps} * {n_envs} * {model.n_policy_iterations} = {phase:,} steps. Use smaller values, or "
             "`n_aux_epochs=0` for PPO; or call `learn` again, which goes on with the phase",
         )
