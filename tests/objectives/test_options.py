@@ -118,9 +118,9 @@ def test_an_objective_may_name_what_minibatches_have_and_nothing_that_a_rollout_
 @every_kind
 @pytest.mark.parametrize("shaped", [lambda array: array[:, 1:], lambda array: array.T, np.ravel, np.mean])
 def test_extras_have_a_row_for_each_sample(kind, shaped):
-    """Those that begin one step later were drawn for the step before, so the next observation was the current one."""
+    """Rewards that began one step later were drawn for the step before: as the next, a sample had its own."""
     extras = dict(extras=lambda self, policy, rollout: {"marks": {"reward": shaped(rollout.arrays["rewards"])}})
-    with pytest.raises(ArgumentError, match=r"`objective`=.* has extras of other shapes: marks \(.*\(2, 8, \.\.\.\), or \(2, 1"):
+    with pytest.raises(ArgumentError, match=r"has extras of other shapes: marks \(.*return \(2, 8, \.\.\.\), or \(2, 1, "):
         make_kind(kind, objective=type("Shifted", (Objective,), extras | dict(aux_keys=("marks",)))).learn(16)
 
 
