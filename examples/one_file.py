@@ -150,7 +150,7 @@ class AuxBuffer:
         self.old_parameters: list[th.Tensor] = []  # of each sequence, (n_steps, P)
 
     def add(self, rollout_buffer: RolloutBuffer) -> None:
-        """Add a rollout, whose arrays the ``get`` of its buffer has arranged environment by environment."""
+        """Add a rollout. The ``get`` of its buffer has put the samples of each environment one after the other."""
         assert rollout_buffer.generator_ready
         self.observations += np.split(rollout_buffer.observations, rollout_buffer.n_envs)
         self.returns += np.split(rollout_buffer.returns.flatten(), rollout_buffer.n_envs)
@@ -305,7 +305,7 @@ class PPG(OnPolicyAlgorithm):
                 self.logger.record_mean("train/value_loss", value_loss.item())
 
     def auxiliary_phase(self) -> None:
-        """Optimize L^joint, and L^value, for E_aux epochs on all rollouts of the phase."""
+        """Optimize L^joint and L^value, in the same steps, for E_aux epochs on all rollouts of the phase."""
         n_sequences = math.ceil(self.aux_batch_size / self.n_steps)
         self.aux_buffer.record(self.policy, n_sequences)
         self.policy.set_training_mode(True)

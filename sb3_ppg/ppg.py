@@ -176,7 +176,7 @@ class PPG(PhasicAlgorithm):
         self.policy.set_training_mode(True)
         plan, updates = self._plan(), []
         latest = self.latest_rollout()
-        with self.replay.learning_from(latest):
+        with self.replay.learning_from(latest):  # without replay, from nothing else
             self._prepare(latest, [kind for kind, *_ in plan])
             for kind, losses, n_epochs, batch_size in plan:
                 updates.append(update := self._begin_update(kind, losses))
