@@ -179,7 +179,7 @@ def requirement(extra: str) -> str:
 
 def pip_install(extra: str) -> str:
     """Return the commands that install the package with an extra: from anywhere, and in a clone."""
-    return f'pip install {requirement(extra)}, or in a clone pip install ".[{extra}]"'
+    return f'pip install {requirement(extra)}, or in a clone pip install -e ".[{extra}]"'
 
 
 def remedy_for_environment(name: str) -> str | None:

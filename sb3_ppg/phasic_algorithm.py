@@ -15,6 +15,7 @@ import numpy as np
 import torch as th
 from gymnasium import spaces
 from gymnasium.vector import VectorEnv
+from stable_baselines3.common.base_class import maybe_make_env
 from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import Logger
@@ -64,10 +65,11 @@ class PhasicAlgorithm(PhasicInterface):
 
     @staticmethod
     @override
-    def _wrap_env(env: GymEnv | VectorEnv, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
-        """Take vector environments of Gymnasium, too; see SB3's method."""
-        check_environment(env)
-        venv: Any = GymnasiumVecEnv(env) if isinstance(env, VectorEnv) else env
+    def _wrap_env(env: GymEnv | VectorEnv | str, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
+        """Take vector environments of Gymnasium and, as the constructor does, names, too; see SB3's method."""
+        made: Any = maybe_make_env(env, verbose) if isinstance(env, str) else env
+        check_environment(made)
+        venv: Any = GymnasiumVecEnv(made) if isinstance(made, VectorEnv) else made
         return OnPolicyAlgorithm._wrap_env(venv, verbose, monitor_wrapper)
 
     @override

@@ -86,7 +86,7 @@ def test_every_extra_that_is_named_exists_and_pip_understands_how():
     assert set(EXTRAS.values()) <= project["optional-dependencies"].keys()
     asked = Requirement(requirement("zoo,plots").strip('"'))
     assert (asked.name, asked.extras) == (project["name"], {"zoo", "plots"})
-    assert asked.url == f"git+{project['urls']['Repository']}" and 'pip install ".[mo]"' in pip_install("mo")
+    assert asked.url == f"git+{project['urls']['Repository']}" and 'pip install -e ".[mo]"' in pip_install("mo")
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,8 @@ def push(
     with tempfile.TemporaryDirectory() as folder:
         write_repository(model, folder, repo_id, **content)
         api = huggingface_hub.HfApi(token=token, library_name="sb3_ppg", library_version=version("sb3-ppg"))
-        with raised_as(HubError, f"{repo_id} could not be pushed"):
+        no_token = "" if token or huggingface_hub.get_token() else ". There is no token: `hf auth login` stores one"
+        with raised_as(HubError, f"{repo_id} could not be pushed{no_token}"):
             api.create_repo(repo_id, private=private, exist_ok=True)
             if revision is not None:
                 api.create_branch(repo_id, branch=revision, exist_ok=True)

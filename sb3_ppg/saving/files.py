@@ -148,10 +148,17 @@ def mark(model: BaseAlgorithm) -> None:
 @contextmanager
 def checked_model_file(path: str | Path | io.BufferedIOBase, cls: type, given: Any = ()) -> Iterator[io.BufferedIOBase]:
     """
-    Open a model's file (".zip" may be left out) for a class, and check all of it without unpickling: that it is whole,
-    of this class and version, and knows the given names of arguments. SB3's ``load`` then reads what was checked, even if
-    another file takes its place meanwhile.
+    Open a model's file (".zip" may be left out, also beside a folder of that name) for a class, and check all of it without
+    unpickling: that it is whole, of this class and version, and knows the given names of arguments. SB3's ``load`` then reads
+    what was checked, even if another file takes its place meanwhile.
     """
+    if not isinstance(path, io.BufferedIOBase) and Path(path).is_dir():
+        beside = Path(f"{path}.zip")
+        if not beside.is_file():
+            raise ModelFormatError(
+                f"{path} is a folder, and there is no {beside}; hub.from_pretrained reads plain data in folders"
+            )
+        path = beside
     with nullcontext(path) if isinstance(path, io.BufferedIOBase) else open_path(path, "r", suffix="zip") as file:
         path = getattr(file, "name", path)
         attributes = _attributes(file, path, check_all=True)

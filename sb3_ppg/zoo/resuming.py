@@ -81,7 +81,8 @@ def check_same(folder: Path, before: dict[str, Any], now: dict[str, Any]) -> Non
     ]
     if changes:
         raise ArgumentError(
-            f"--run-folder {folder} cannot work, its run has other settings: {'; '.join(changes)}. Name another folder"
+            f"--run-folder {folder} cannot work, its run has other settings: {'; '.join(changes)}. "
+            "Give the run's, or name another folder"
         )
 
 

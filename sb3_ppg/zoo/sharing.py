@@ -315,7 +315,10 @@ def with_pretrained(option: str, arguments: list[str]) -> list[str]:
         agent = next((folder / name for folder in FOLDERS if (folder / name).is_dir()), None)
         if agent is None:
             there = [f"{path.parent.name}/{path.name}" for folder in FOLDERS for path in folder.glob("*/*")]
-            raise ArgumentError(f"there is no trained agent {name} in {' or '.join(map(str, FOLDERS))}{nearest(name, there)}")
+            remedy = (
+                nearest(name, there) if there else ": run in a clone of the repository, or install it by `pip install -e .`"
+            )
+            raise ArgumentError(f"there is no trained agent {name} in {' or '.join(map(str, FOLDERS))}{remedy}")
         unpack(agent, args.algo, args.env, run)
         if (agent / "logs").is_dir():  # the evaluations of its run
             shutil.copytree(agent / "logs", run, dirs_exist_ok=True)

@@ -71,6 +71,9 @@ def test_private_and_missing_repositories(hub_server, model, tmp_path, monkeypat
     assert same(model, hub.load("me/secret", device="cpu"))
     with pytest.raises(HubError, match="me/other could not be pushed"):
         hub.push(model, "me/other", token="hf_somebody_else")
+    monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
+    with pytest.raises(HubError, match=r"me/other could not be pushed\. There is no token.*`hf auth login`"):
+        hub.push(model, "me/other", token=False)
 
 
 def test_what_is_interrupted_changes_nothing_and_can_be_repeated(hub_server, model):

@@ -280,6 +280,26 @@ def test_loading_leaves_the_generators_alone_unless_asked(model_file, monkeypatc
     assert generator_states() == asked
 
 
+def test_a_folder_of_the_same_name_is_beside_the_file(tmp_path):
+    """RL Zoo saves X.zip beside a folder X; a folder alone is of another kind."""
+    model = small().learn(8)
+    model.save(tmp_path / "model.zip")
+    (tmp_path / "model").mkdir()
+    assert same(PPG.load(tmp_path / "model", device="cpu"), model) and same(PPG.load(str(tmp_path / "model")), model)
+    (tmp_path / "model.zip").unlink()
+    with pytest.raises(ModelFormatError, match=r"model is a folder, and there is no .*model\.zip; hub\.from_pretrained reads"):
+        PPG.load(tmp_path / "model")
+
+
+def test_load_and_set_env_take_the_name_of_an_environment(tmp_path):
+    model = PPG("MlpPolicy", "CartPole-v1", n_steps=8, batch_size=8)
+    model.save(tmp_path / "model")
+    assert PPG.load(tmp_path / "model", env="CartPole-v1").n_envs == 1
+    model.set_env("CartPole-v1")
+    with pytest.raises(ValueError, match="Observation spaces do not match"):
+        model.set_env("Pendulum-v1")
+
+
 def test_newer_files_are_refused(tmp_path, monkeypatch):
     model = small().learn(8)
     with monkeypatch.context() as patched:

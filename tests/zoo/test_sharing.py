@@ -21,12 +21,12 @@ from stable_baselines3.common.vec_env import VecNormalize
 from benchmarks.starts import tuned_entries
 from benchmarks.suites.contestants import TASKS
 from sb3_ppg import hub
-from sb3_ppg.errors import ModelFormatError
+from sb3_ppg.errors import ArgumentError, ModelFormatError
 from sb3_ppg.hub.files import read_json
 from sb3_ppg.hub.pretrained import ARRAYS, DESCRIPTION
 from sb3_ppg.zoo import ALGOS, patched
 from sb3_ppg.zoo.scripts import agent_parser, evaluate, is_deterministic, load_agent
-from sb3_ppg.zoo.sharing import MAX_BYTES, WRAPPERS, ZOO, Environment, Settings, unpack
+from sb3_ppg.zoo.sharing import MAX_BYTES, WRAPPERS, ZOO, Environment, Settings, unpack, with_pretrained
 from tests.helpers import ROOT, run, run_code
 from tests.hub.small_models import honest, nested, small_model, write
 from tests.hub.test_attack import changed_json
@@ -328,6 +328,14 @@ def test_the_commands(tmp_path):
     options = ("-n", "64", "-params", "n_envs:1", "n_steps:64", "compile_updates:False", "--eval-freq", "-1")
     output = run("train", "--env", "CartPole-v1", "--pretrained", *options, cwd=tmp_path)
     assert "Loading pretrained agent" in output and "phase starts over" not in output
+
+
+def test_a_copy_of_the_package_says_where_the_agents_are(tmp_path, monkeypatch):
+    monkeypatch.setattr("sb3_ppg.zoo.sharing.FOLDERS", [tmp_path / "none", tmp_path / "neither"])
+    with pytest.raises(
+        ArgumentError, match=r"no trained agent ppg/CartPole-v1 in .*neither: run in a clone of the repository, or .* -e"
+    ):
+        with_pretrained("-f", [])
 
 
 def test_agents_of_the_working_folder_come_first(tmp_path):

@@ -338,8 +338,11 @@ def test_a_folder_is_refused_with_other_settings_and_while_a_process_trains_ther
     (tmp_path / "mine.yml").write_text(yaml.safe_dump({"CartPole-v1": {**config, "gamma": 0.5}}))
     for changed_options, difference in (
         (["gamma:0.5", "n_aux_epochs:1"], f"gamma was {config['gamma']}, now it is 0.5; n_aux_epochs was "),
-        (["-conf", "mine.yml"], f"settings: gamma was {config['gamma']}, now it is 0.5. Name another folder"),
-        (["--seed", "4"], "settings: seed was 3, now it is 4. Name"),
+        (
+            ["-conf", "mine.yml"],
+            f"settings: gamma was {config['gamma']}, now it is 0.5. Give the run's, or name another folder",
+        ),
+        (["--seed", "4"], "settings: seed was 3, now it is 4. Give"),
         (["--algo", "ppo"], "algo was ppg, now it is ppo; "),
         (["--algo", "ppo", "--env", "Acrobot-v1"], "--run-folder mine cannot work: it is for CartPole-v1. Name another"),
         (["--prior", "mine/CartPole-v1.zip"], "prior was None, now it is mine/CartPole-v1.zip"),
