@@ -143,6 +143,8 @@ def medians(folder: Path, action_space: spaces.Space) -> dict[str, float]:
     values = rows.median()[rows.count() >= MIN_ROWS].to_dict()
     for name in {"aux/n_phases", "rollout/hidden_limit"} & {*rows}:
         values[name] = rows[name].dropna().iloc[-1]
+    if "time/phase_position" in rows:  # it has phases, of which none may have ended
+        values.setdefault("aux/n_phases", 0)
     if not isinstance(action_space, DISCRETE):
         values.pop("train/entropy_loss", None)
     return values

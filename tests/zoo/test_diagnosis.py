@@ -46,6 +46,14 @@ def test_a_time_limit_that_is_reported_as_a_termination_is_a_sign(ends, told, tm
     assert [name for name in found if name.startswith("rollout")] == told
 
 
+@pytest.mark.parametrize(("n_aux_epochs", "told"), [(1, ["aux/n_phases below 3"]), (0, [])])
+def test_a_run_without_a_finished_phase_has_hardly_any_unless_it_wants_none(n_aux_epochs, told, tmp_path):
+    model = PPG("MlpPolicy", "CartPole-v1", **{**helpers.SMALL, "n_policy_iterations": 9, "n_aux_epochs": n_aux_epochs})
+    model.learn(4 * model.n_steps, LogFile(str(tmp_path), True))
+    found = [sign.bounds for sign in signs(medians(tmp_path, model.action_space))]
+    assert [bounds for bounds in found if "n_phases" in bounds] == told
+
+
 @pytest.mark.slow
 def test_a_run_that_goes_on_keeps_its_rows_until_the_checkpoint(tmp_path):
     """Values of the auxiliary phase come later than others; a kill may cut the last line."""
