@@ -37,7 +37,9 @@ SCRIPTS = {
     "record_dataset": Script("record a Minari data set from a trained agent", "sb3_ppg.zoo.scripts:record_dataset", "-f"),
     "check": Script("look for faults of an environment before training in it", "sb3_ppg.zoo.scripts:check", defaults=[]),
     "compare": Script("train algorithms in an environment, and say which is better", "sb3_ppg.zoo.compare:main", defaults=[]),
-    "benchmark": Script("evaluate all trained agents of a folder", "rl_zoo3.benchmark", defaults=["--log-dir", "logs"]),
+    "benchmark": Script(
+        "evaluate a folder's agents, and the Hub's without --no-hub", "rl_zoo3.benchmark", defaults=["--log-dir", "logs"]
+    ),
     "push_to_hub": Script("share a trained agent on the Hugging Face Hub", "sb3_ppg.zoo.sharing:push"),
     "load_from_hub": Script("fetch a trained agent from there", "sb3_ppg.zoo.sharing:fetch", defaults=ALGO),
     "plot_train": Script("plot learning curves", "rl_zoo3.plots:plot_train"),
