@@ -115,7 +115,8 @@ def write_repository(
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(path, folder / name)
     if usage is None:
-        usage = python_usage(type(model), repo_id, made_as, env_kwargs, list(custom_objects or {}))
+        is_normalized = model.get_vec_normalize_env() is not None
+        usage = python_usage(type(model), repo_id, made_as, env_kwargs, list(custom_objects or {}), is_normalized)
     card = model_card(folder, env_id or made_as, env_kwargs, evaluation, usage)
     (folder / "README.md").write_text(card, encoding="utf-8")
 
@@ -228,7 +229,12 @@ def model_card(
 
 
 def python_usage(
-    cls: type[PPG], repo_id: str, env_id: str | None, env_kwargs: dict[str, Any], custom_objects: list[str]
+    cls: type[PPG],
+    repo_id: str,
+    env_id: str | None,
+    env_kwargs: dict[str, Any],
+    custom_objects: list[str],
+    is_normalized: bool,
 ) -> str:
     """Return how to install, load and use a model, in Markdown. Without an ``env_id``, no name makes its environment."""
     member = member_of(cls)
@@ -238,6 +244,9 @@ def python_usage(
         imports = [_import_of(env_id), *imports, "from stable_baselines3.common.env_util import make_vec_env"]
     custom = f", custom_objects={{{', '.join(f'{name!r}: ...' for name in custom_objects)}}}" if custom_objects else ""
     lines = "\n".join([*filter(None, imports), "from sb3_ppg import hub"])
+    kept = """
+normalizer = model.get_vec_normalize_env()
+normalizer.training = normalizer.norm_reward = False  # statistics stay, rewards are the environment's"""
     return f"""```bash
 pip install {requirement("hub")}
 ```
@@ -247,7 +256,7 @@ pip install {requirement("hub")}
 
 env = {env}
 model = hub.load({repo_id!r}, env=env{custom})
-env = model.get_env()
+env = model.get_env(){kept if is_normalized else ""}
 {member.card_example}
 ```"""
 

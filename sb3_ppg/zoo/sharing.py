@@ -186,7 +186,7 @@ def push() -> None:
             vec_normalize.norm_reward = hyperparams["normalize_kwargs"].get("norm_reward", True)
             vec_normalize.training = True
         content: dict[str, Any] = dict(env_id=args.env.gym_id, evaluation=evaluation, files=files)
-        content["usage"] = _usage(args, repo_id, environment)
+        content["usage"] = _usage(args, repo_id, environment, vec_normalize is not None)
         if args.dry_run is None:
             address = hub.push(model, repo_id, private=args.private, commit_message=args.commit_message, **content)
             print(f"Shared as {address}")
@@ -196,7 +196,7 @@ def push() -> None:
             print(f"Not shared: these files would be {repo_id}: {there}")
 
 
-def _usage(args: argparse.Namespace, repo_id: str, environment: Environment) -> str:
+def _usage(args: argparse.Namespace, repo_id: str, environment: Environment, is_normalized: bool) -> str:
     """Return the model card's text about loading the model."""
     algo = "" if args.algo == "ppg" else f" --algo {args.algo}"
     name = f" -name {args.repo_name}" if args.repo_name else ""
@@ -213,7 +213,7 @@ sb3-ppg enjoy{algo} --env {env_id}{packages} -f logs
     # Where the model does not know the environment as Gymnasium makes it, or Gymnasium does not know it
     if environment.wrappers or environment.config.frame_stack or env_id in {*PROCGEN_IDS, *MASKED}:
         return commands
-    python = python_usage(FAMILY[args.algo].algorithm, repo_id, env_id, environment.env_kwargs, [])
+    python = python_usage(FAMILY[args.algo].algorithm, repo_id, env_id, environment.env_kwargs, [], is_normalized)
     return f"{commands}\n\nIn Python:\n\n{python}"
 
 

@@ -123,6 +123,7 @@ def test_the_card_says_what_and_how(hub_server, tmp_path):
     for word in ("21.50 ± 3.25", "10 episodes", "n_policy_iterations", "64 steps"):
         assert word in text, word
     check = "\nassert env.get_attr('spec')[0].id == 'CartPole-v1' and type(env).__name__ == 'VecNormalize'"
+    check += "\nassert not env.training and (env.get_original_reward() == rewards).all()"
     run_code(snippet_of(hub_server, "me/cartpole").replace("1000", "3") + check, tmp_path)
 
 
@@ -133,7 +134,7 @@ def test_the_card_makes_the_environment_with_its_options(hub_server, tmp_path):
     assert "import ale_py" in snippet and "'obs_type': 'ram'" in snippet and "'max_episode_steps': 50" in snippet
     run_code(snippet.replace("1000", "3"), tmp_path)
     # Their package does not register these games when it is imported
-    card = python_usage(PPG, "me/model", "MinAtar/Breakout-v1", {}, [])
+    card = python_usage(PPG, "me/model", "MinAtar/Breakout-v1", {}, [], False)
     assert "from minatar.gym import register_envs; register_envs()" in card
 
 
