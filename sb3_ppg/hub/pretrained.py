@@ -130,7 +130,8 @@ def from_pretrained(
         and ``env`` has none, it is wrapped in one with the saved statistics: step ``model.get_env()``. If ``env`` has a
         ``VecNormalize``, its statistics are kept
     :param device: device of the model
-    :param custom_objects: objects that are not plain data, by the names that the author gave
+    :param custom_objects: objects that are not plain data, by the names that the author gave; and values in place of the
+        model's arguments, by their names, as in SB3's ``load``
     :return: the model
     :raises ModelFormatError: if the files are damaged, not supported by this version, or need an object that was not passed
     """
@@ -196,7 +197,9 @@ def _read(
         cls = decode(description.algorithm, "algorithm", custom)
         if not (isinstance(cls, type) and issubclass(cls, PPG)):
             raise ModelFormatError(f"algorithm: {cls} is not PPG")
-        arguments = {name: decode(value, name, custom) for name, value in description.arguments.items()}
+        given = {name: value for name, value in custom.items() if name in description.arguments}  # as in SB3's `load`
+        written = description.arguments.items()
+        arguments = given | {name: decode(value, name, custom) for name, value in written if name not in given}
         if unknown := arguments.keys() - set(_arguments(cls)):
             raise ModelFormatError(f"arguments: {cls.__name__} has no {sorted(unknown)}")
         msgspec.convert(arguments, Bounded)

@@ -281,6 +281,17 @@ def test_functions_may_read_variables_that_are_not_set(tmp_path):
         unset = 1e-3
 
 
+def test_custom_objects_replace_arguments_as_in_load(tmp_path):
+    def schedule(progress: float) -> float:
+        return 1e-3
+
+    save_pretrained(small_model(learning_rate=schedule), tmp_path, {"schedule": schedule})
+    loaded = from_pretrained(tmp_path, custom_objects={"learning_rate": 1e-5, "clip_range": 0.1})
+    assert (loaded.learning_rate, loaded.lr_schedule(1), loaded.clip_range(1)) == (1e-5, 1e-5, 0.1)
+    with pytest.raises(ModelFormatError, match="gamma"):
+        from_pretrained(tmp_path, custom_objects={"schedule": schedule, "gamma": 7.0})
+
+
 EMPTY = spaces.Dict(a=BOX, nothing=spaces.Box(-1, 1, (0,), np.float32))
 PARTS = spaces.Tuple([spaces.Discrete(2), spaces.Tuple([spaces.Tuple([spaces.Discrete(3)])])])
 WIDE: dict[str, tuple] = {
