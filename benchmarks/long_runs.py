@@ -15,7 +15,7 @@ from sb3_ppg.comparison.report import page, table
 N_TIMESTEPS = 500_000
 ENV_IDS = ["LunarLander-v3", "Hopper-v5", "HalfCheetah-v5", "Walker2d-v5"]
 DEFAULTS = "PPG"
-CONTESTANTS = [DEFAULTS]  # the candidates follow, as the rows of runs A choose them
+CONTESTANTS = [DEFAULTS, "PPG, aux_learning_rate 1e-3"]
 
 
 def wanted() -> Iterator[dict[str, Any]]:
