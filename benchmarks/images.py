@@ -47,7 +47,6 @@ ARMS: dict[str, tuple[str, int, float]] = {
     "PPG, detached": ("detached", 6, 1.0),
     "PPG, detached, half of the phase": ("detached", 6, 0.5),
     "PPG, detached, 3 epochs": ("detached", 3, 1.0),
-    "PPG, detached, 1 epoch": ("detached", 1, 1.0),
 }
 
 
