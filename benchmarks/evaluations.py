@@ -102,8 +102,8 @@ def learned(model: BaseAlgorithm, make: Callable[[], gym.Env], n_timesteps: int)
     return row, curve
 
 
-def in_own_process(train: Callable[..., Outcome], *run: Any, **named: Any) -> Outcome:
+def in_own_process(train: Callable[..., Outcome], *run: Any) -> Outcome:
     """Train in a process of its own, which also compiles, so that its seconds are all."""
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
     with ProcessPoolExecutor(1, get_context("spawn")) as process:
-        return process.submit(train, *run, **named).result()
+        return process.submit(train, *run).result()

@@ -71,7 +71,7 @@ def make_game(env_id: str, longest: int | None = None) -> gym.Env:
 
 
 def train(run: dict[str, Any], folder: Path) -> Outcome:
-    return in_own_process(_train, **run)
+    return in_own_process(_train, run["arm"], run["env_id"], run["seed"])
 
 
 def _train(arm: str, env_id: str, seed: int) -> Outcome:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, cast
 from unittest.mock import patch
 
 import numpy as np
@@ -67,9 +67,10 @@ class PhasicAlgorithm(PhasicInterface):
     @override
     def _wrap_env(env: GymEnv | VectorEnv | str, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
         """Take vector environments of Gymnasium and, as the constructor does, names, too; see SB3's method."""
-        made: Any = maybe_make_env(env, verbose) if isinstance(env, str) else env
-        check_environment(made)
-        venv: Any = GymnasiumVecEnv(made) if isinstance(made, VectorEnv) else made
+        venv: Any = maybe_make_env(cast(Any, env), verbose)
+        check_environment(venv)
+        if isinstance(venv, VectorEnv):
+            venv = GymnasiumVecEnv(venv)
         return OnPolicyAlgorithm._wrap_env(venv, verbose, monitor_wrapper)
 
     @override

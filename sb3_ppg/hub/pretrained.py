@@ -18,7 +18,6 @@ import msgspec
 import torch as th
 from gymnasium.vector import VectorEnv
 from safetensors.torch import save
-from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.type_aliases import GymEnv
 from stable_baselines3.common.utils import get_device
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize, VecTransposeImage, unwrap_vec_normalize
@@ -136,7 +135,7 @@ def from_pretrained(
     :raises ModelFormatError: if the files are damaged, not supported by this version, or need an object that was not passed
     """
     with generators_kept(), missing_extras_named():  # vectorized environments draw seeds
-        venv: Any = None if env is None else PPG._wrap_env(make_vec_env(env) if isinstance(env, str) else env)
+        venv: Any = None if env is None else PPG._wrap_env(env)
         model, saved = read_model(Path(folder), device, custom_objects, None if venv is None else venv.num_envs)
         if venv is None:
             return model
@@ -197,9 +196,10 @@ def _read(
         cls = decode(description.algorithm, "algorithm", custom)
         if not (isinstance(cls, type) and issubclass(cls, PPG)):
             raise ModelFormatError(f"algorithm: {cls} is not PPG")
-        given = {name: value for name, value in custom.items() if name in description.arguments}  # as in SB3's `load`
-        written = description.arguments.items()
-        arguments = given | {name: decode(value, name, custom) for name, value in written if name not in given}
+        arguments = {
+            name: custom[name] if name in custom else decode(value, name, custom)  # as in SB3's `load`
+            for name, value in description.arguments.items()
+        }
         if unknown := arguments.keys() - set(_arguments(cls)):
             raise ModelFormatError(f"arguments: {cls.__name__} has no {sorted(unknown)}")
         msgspec.convert(arguments, Bounded)

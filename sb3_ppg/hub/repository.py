@@ -244,7 +244,9 @@ def python_usage(
         imports = [_import_of(env_id), *imports, "from stable_baselines3.common.env_util import make_vec_env"]
     custom = f", custom_objects={{{', '.join(f'{name!r}: ...' for name in custom_objects)}}}" if custom_objects else ""
     lines = "\n".join([*filter(None, imports), "from sb3_ppg import hub"])
-    kept = """
+    frozen = ""
+    if is_normalized:
+        frozen = """
 normalizer = model.get_vec_normalize_env()
 normalizer.training = normalizer.norm_reward = False  # statistics stay, rewards are the environment's"""
     return f"""```bash
@@ -256,7 +258,7 @@ pip install {requirement("hub")}
 
 env = {env}
 model = hub.load({repo_id!r}, env=env{custom})
-env = model.get_env(){kept if is_normalized else ""}
+env = model.get_env(){frozen}
 {member.card_example}
 ```"""
 
