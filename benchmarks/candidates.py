@@ -88,10 +88,9 @@ class WithoutPhase(Objective):
         return False
 
 
-def train(run: dict[str, Any], folder: Path, n_timesteps: int = 0) -> Outcome:
-    """Carry out a run; ``n_timesteps``: its length, by default that of the task."""
-    n_timesteps = n_timesteps or TASKS[run["env_id"]].n_timesteps
-    return in_own_process(train_with, *ARMS[run["arm"]], run["env_id"], run["seed"], n_timesteps)
+def train(run: dict[str, Any], folder: Path) -> Outcome:
+    env_id = run["env_id"]
+    return in_own_process(train_with, *ARMS[run["arm"]], env_id, run["seed"], TASKS[env_id].n_timesteps)
 
 
 def train_with(algorithm: str, arguments: dict[str, Any], besides: str, env_id: str, seed: int, n_timesteps: int) -> Outcome:
