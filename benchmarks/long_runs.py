@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from stable_baselines3.common.utils import LinearSchedule
 
 from benchmarks.candidates import ARMS, MARGIN, MEASURES, SEEDS, difference, interval, scores, train_with
