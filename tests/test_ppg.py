@@ -508,6 +508,9 @@ def test_auxiliary_phases_of_few_optimizer_steps_are_advised_against_when_the_mo
         PPG("MlpPolicy", "Pendulum-v1", n_aux_epochs=1, **kwargs)
     assert [warning.filename for warning in caught] == [__file__]
     ADVISED.clear()
+    with pytest.warns(UserWarning, match=r"takes 16 optimizer steps.*0\.001: below about 45,"):
+        PPG("MlpPolicy", "Pendulum-v1", n_aux_epochs=1, aux_learning_rate=1e-3, **kwargs)
+    ADVISED.clear()
     capacity = dict(n_aux_epochs=1, aux_buffer_kwargs=dict(capacity=40))
     for enough in (dict(n_aux_epochs=10), dict(n_aux_epochs=0), dict(n_aux_epochs=1, aux_learning_rate=3e-3), capacity, {}):
         PPG("MlpPolicy", "Pendulum-v1", **(kwargs if enough else dict(device="cpu")), **enough)

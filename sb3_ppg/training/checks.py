@@ -227,12 +227,12 @@ def check_replay(model: PhasicInterface) -> None:
     require(model, has_value_epochs, "replay_kwargs", remedy)
 
 
-ENOUGH_STEPS = 150  # of the optimizer in an auxiliary phase, at the default learning rate; see docs/guides/tuning.md
+ENOUGH_STEPS = 150  # of the optimizer in an auxiliary phase, at a learning rate of 3e-4; see docs/guides/tuning.md
 
 
 def aux_steps(model: PhasicInterface) -> tuple[float, float]:
     """
-    Return the number of optimizer steps in an auxiliary phase, and by how much a rate above the default makes more of a step.
+    Return the number of optimizer steps in an auxiliary phase, and by how much a rate above 3e-4 makes more of a step.
     Infinite for LSTMs and for other losses than PPG's, for which it has not been measured how many are enough.
     """
     has_own_losses = type(model.objective).auxiliary_losses is not Objective.auxiliary_losses
@@ -249,7 +249,7 @@ def advise_on_short_phases(model: PhasicInterface) -> None:
         advise(
             "short phases",
             f"An auxiliary phase takes {n_steps} optimizer steps at a learning rate of {model.aux_lr_schedule(1):g}: below "
-            f"about {ENOUGH_STEPS}, most of its gain is lost. Raise `n_aux_epochs`={model.n_aux_epochs}, or lower "
+            f"about {ENOUGH_STEPS / scale:.0f}, most of its gain is lost. Raise `n_aux_epochs`={model.n_aux_epochs}, or lower "
             "`aux_batch_size`",
         )
 
