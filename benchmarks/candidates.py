@@ -175,7 +175,7 @@ def equal_seconds(curves: pd.DataFrame, arms: Sequence[str]) -> dict[str, float]
     for (env_id, _), own in curves[curves["arm"].isin(arms)].groupby(["env_id", "seed"]):
         limit = own.groupby("arm")["seconds"].max().min()
         for arm, curve in own.groupby("arm"):
-            found[arm].append(TASKS[env_id].scores(np.interp(limit, curve["seconds"], curve["return"])))
+            found[arm].append(float(TASKS[env_id].scores(np.interp(limit, curve["seconds"], curve["return"]))))
     return {arm: float(np.mean(of_runs)) for arm, of_runs in found.items()}
 
 
