@@ -43,7 +43,7 @@ class Sign(NamedTuple):
 # The table of docs/guides/tuning.md, which says on which runs the bounds were tried
 SIGNS = [
     Sign(
-        "train/approx_kl above 0.06",
+        "train/approx_kl above 0.05",
         "updates change the policy too much; the return drops between auxiliary phases, or stagnates",
         "lower `learning_rate` or `n_epochs`, raise `batch_size`; or decay the rate to zero (`lin_...` in RL Zoo)",
     ),
