@@ -144,8 +144,9 @@ class Manager(ExperimentManager):
         return hyperparams, self.saved_hyperparams
 
     def is_own_entry(self) -> bool:
-        """Return whether all hyperparameters are those of our files."""
-        return self.config == str(hyperparameter_file(self.algo)) and not self.custom_hyperparams
+        """Return whether all hyperparameters are those of our files; a callback is none."""
+        changed = (self.custom_hyperparams or {}).keys() - {"callback"}
+        return self.config == str(hyperparameter_file(self.algo)) and not changed
 
     def _set_eval_env_kwargs(self, env_kwargs: dict[str, Any]) -> None:
         """

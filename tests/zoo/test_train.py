@@ -51,6 +51,15 @@ def test_settings_of_ones_own_file_are_advised_on(tmp_path):
         run("train", "--env", "CartPole-v1", "-conf", "mine.yml", "--eval-freq", "-1", cwd=tmp_path)
 
 
+def test_a_callback_leaves_the_settings_ours(tmp_path, recwarn):
+    """As in the runs of ``compare``, each of which has one that measures."""
+    callback = "callback:{'stable_baselines3.common.callbacks.StopTrainingOnMaxEpisodes': {'max_episodes': 9}}"
+    run("train", "--env", "MountainCarContinuous-v0", "-n", "16", "--eval-freq", "-1", "-params", callback, cwd=tmp_path)
+    messages = [str(warning.message) for warning in recwarn]
+    assert any("auxiliary phase" in message for message in messages)
+    assert not any("optimizer steps" in message for message in messages)
+
+
 def test_an_evaluation_that_would_not_end_is_given_up(tmp_path):
     (tmp_path / "endless.py").write_text(ENDLESS)
     options = ["--gym-packages", "endless", "-n", "64", "--eval-freq", "64", "--eval-episodes", "1"]
