@@ -52,7 +52,7 @@ def test_settings_of_ones_own_file_are_advised_on(tmp_path):
 
 
 def test_a_callback_leaves_the_settings_ours(tmp_path, recwarn):
-    """As in the runs of ``compare``, each of which has one that measures."""
+    """Each run of ``compare`` has one, which measures."""
     callback = "callback:{'stable_baselines3.common.callbacks.StopTrainingOnMaxEpisodes': {'max_episodes': 9}}"
     run("train", "--env", "MountainCarContinuous-v0", "-n", "16", "--eval-freq", "-1", "-params", callback, cwd=tmp_path)
     messages = [str(warning.message) for warning in recwarn]
