@@ -54,8 +54,7 @@ BOOTSTRAPS = 10_000
 MEASURES = ("curve_mean", "last_three")
 MARGIN = -0.03  # of a score, that a candidate may be behind
 VALUE_UNITS, NORMALIZED = "value units without phase", "VecNormalize(norm_obs=False)"
-TOGETHER = "PPG, learning_rate 5e-4, aux_learning_rate 1e-3"  # the second stage
-AGAIN = "PPG, again"  # on the machine of the arms below it, which is twice as fast, and rounds otherwise
+TOGETHER = "PPG, learning_rate 5e-4, aux_learning_rate 1e-3"
 # By name: the algorithm, its arguments, and what is done besides
 ARMS: dict[str, tuple[str, dict[str, Any], str]] = {
     "PPG": ("PPG", {}, ""),
@@ -63,7 +62,7 @@ ARMS: dict[str, tuple[str, dict[str, Any], str]] = {
     "PPG, batch_size 32": ("PPG", dict(batch_size=32), ""),
     "PPG, aux_learning_rate 1e-3": ("PPG", dict(aux_learning_rate=1e-3), ""),
     TOGETHER: ("PPG", dict(learning_rate=5e-4, aux_learning_rate=1e-3), ""),
-    AGAIN: ("PPG", {}, ""),
+    "PPG, again": ("PPG", {}, ""),
     "PPO, normalized rewards": ("PPO", {}, NORMALIZED),
     "PPO, normalized rewards, learning_rate 5e-4": ("PPO", dict(learning_rate=5e-4), NORMALIZED),
     "PPG, value units without phase": ("PPG", {}, VALUE_UNITS),
@@ -71,12 +70,15 @@ ARMS: dict[str, tuple[str, dict[str, Any], str]] = {
     "PPO": ("PPO", {}, ""),
 }
 CANDIDATES = ["PPG, learning_rate 5e-4", "PPG, batch_size 32", "PPG, aux_learning_rate 1e-3", TOGETHER]
+# The arms of each machine take turns, and are compared with the first of them: the second one is twice as fast, and rounds
+# otherwise
+FIRST_MACHINE = ["PPG", *CANDIDATES]
+MACHINES = [FIRST_MACHINE, [arm for arm in ARMS if arm not in FIRST_MACHINE]]
 
 
 def wanted() -> Iterator[dict[str, Any]]:
     """Yield the runs of PPG and the candidates, then PPG and the others, in turns, seed by seed."""
-    first = ["PPG", *CANDIDATES]
-    for arms in (first, [name for name in ARMS if name not in first]):
+    for arms in MACHINES:
         for seed in SEEDS:
             for env_id in TASKS:
                 yield from (dict(arm=arm, env_id=env_id, seed=seed) for arm in arms)
@@ -181,27 +183,21 @@ def equal_seconds(curves: pd.DataFrame, arms: Sequence[str]) -> dict[str, float]
 
 def report(experiment: Experiment) -> Report:
     """Return the decision, and the table of all arms."""
-    rows = experiment.rows()
-    arms = complete(rows, ARMS)
-    stages = [[arm for arm in arms if (arm in ("PPG", *CANDIDATES)) == is_first] for is_first in (True, False)]
-    seconds = {arm: score for stage in stages for arm, score in equal_seconds(experiment.curves(), stage).items()}
-    lines, returns = [], []
-    for arm in arms:
-        own = rows[rows["arm"] == arm]
-        measured = [scores(rows, arm, measure) for measure in MEASURES]
-        cells = [f"{own_score.mean():.3f}" for own_score in measured]
-        baseline = "PPG" if arm in CANDIDATES else AGAIN
-        if arm not in ("PPG", AGAIN):
-            others = [scores(rows, baseline, measure) for measure in MEASURES]
-            pairs = zip(measured, others, strict=True)
-            cells = [f"{cell}, {difference(interval(*pair))}" for cell, pair in zip(cells, pairs, strict=True)]
-        means = own[["approx_kl", "clip_fraction", "seconds"]].mean()
-        cells += [f"{means['approx_kl']:.4f}", f"{means['clip_fraction']:.3f}", f"{seconds[arm]:.3f}"]
-        lines.append([arm, *cells, f"{means['seconds']:.0f}"])
-        ends = own.groupby("env_id")["last_three"].mean()
-        returns.append([arm, *(f"{ends[name]:.{0 if abs(ends[name]) >= 100 else 1}f}" for name in TASKS)])
+    rows, curves, lines, returns = experiment.rows(), experiment.curves(), [], []
+    for arms in (complete(rows, each) for each in MACHINES):
+        seconds = equal_seconds(curves, arms)
+        for arm in arms:
+            measured = [[scores(rows, name, measure) for name in (arm, arms[0])] for measure in MEASURES]
+            cells = [f"{own.mean():.3f}" for own, _ in measured]
+            if arm != arms[0]:
+                cells = [f"{cell}, {difference(interval(*pair))}" for cell, pair in zip(cells, measured, strict=True)]
+            of_arm = rows[rows["arm"] == arm]
+            means = of_arm[["approx_kl", "clip_fraction", "seconds"]].mean()
+            cells += [f"{means['approx_kl']:.4f}", f"{means['clip_fraction']:.3f}", f"{seconds[arm]:.3f}"]
+            lines.append([arm, *cells, f"{means['seconds']:.0f}"])
+            ends = of_arm.groupby("env_id")["last_three"].mean()
+            returns.append([arm, *(f"{ends[name]:.{0 if abs(ends[name]) >= 100 else 1}f}" for name in TASKS)])
     commits = ", ".join(rows["commit"].unique())
-    of_turns = ["after the same seconds", "seconds"]
     head = ["", "difference of the curve", "p (Holm)", "of the last three points", "behind in", "satisfies 1 to 3"]
     text = page(
         "Candidates for the defaults",
@@ -210,10 +206,10 @@ def report(experiment: Experiment) -> Report:
         "actions and 1 at a high return. Differences to PPG's defaults have 95 % bootstrap intervals.",
         table(head, decision(rows)),
         "## All arms",
-        "In two stages, each on one machine and in turns; those from the second PPG on are compared with that one. Seconds "
-        "are those of the processor, compiling included. After the same seconds: when the stage's fastest arm has come to its "
-        "end, with the same seed in the same environment.",
-        table(["", "score of the curve", "of the last three points", "KL", "clipped", *of_turns], lines),
+        "On two machines, in turns on each; arms from the second PPG on are compared with that one. Seconds are those of the "
+        "processor, compiling included. Equal seconds: when the machine's fastest arm has come to its end, with the same seed "
+        "in the same environment.",
+        table(["", "score of the curve", "of the last three points", "KL", "clipped", "equal seconds", "seconds"], lines),
         "## Returns, means of the last three points",
         table(["", *(name.rsplit("-", 1)[0] for name in TASKS)], returns),
     )

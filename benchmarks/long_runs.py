@@ -44,11 +44,12 @@ def report(experiment: Experiment) -> Report:
         of_arm = rows[rows["arm"] == arm]
         if len(of_arm) < len(SEEDS) * len(ENV_IDS):
             break
-        own, cells, passes = of_arm.groupby("env_id").mean(numeric_only=True).loc[ENV_IDS], ["", ""], ""
+        own = of_arm.groupby("env_id").mean(numeric_only=True).loc[ENV_IDS]
+        cells = [""] * 3
         if arm != DEFAULTS:
             found = [interval(*(scores(rows, name, measure, ENV_IDS) for name in (arm, DEFAULTS))) for measure in MEASURES]
-            cells, passes = [difference(each) for each in found], str(all(low > MARGIN for _, low, _ in found))
-        lines.append([arm, *(f"{value:.0f}" for value in own["last_three"]), *cells, passes])
+            cells = [*map(difference, found), str(all(low > MARGIN for _, low, _ in found))]
+        lines.append([arm, *(f"{value:.0f}" for value in own["last_three"]), *cells])
         lines[-1] += [", ".join(f"{value:.2f}" for value in own[name]) for name in ("approx_kl", "clip_fraction")]
     head = ["", *ENV_IDS, "difference of the curve", "of the last three points", "satisfies 4", "KL"]
     text = page(
