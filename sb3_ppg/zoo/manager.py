@@ -58,6 +58,7 @@ from sb3_ppg.zoo.resuming import (
 N_CHECKPOINTS = 20  # of a run with `--run-folder`, unless `--save-freq` says otherwise
 # Hyperparameters that RL Zoo consumes
 OF_THE_ZOO = "n_timesteps n_envs normalize frame_stack env_wrapper vec_env_wrapper callback env_kwargs monitor_kwargs".split()
+OF_THE_ZOO += ["noise_type", "noise_std"]  # of others' algorithms
 # Hyperparameters that may be schedules
 SCHEDULED = ("learning_rate", "aux_learning_rate", "value_learning_rate", "clip_range", "clip_range_vf", "prior_coef")
 
@@ -171,7 +172,7 @@ class Manager(ExperimentManager):
         return with_preset(self.algo, hyperparams) if self.is_ours else hyperparams, *others
 
     def _check_names(self, hyperparams: dict[str, Any]) -> None:
-        known = {*argument_names(ALGOS[self.algo]), *OF_THE_ZOO}
+        known = {*argument_names(ALGOS[self.algo], accepted=True), *OF_THE_ZOO}
         for name in hyperparams.keys() - known:
             raise ArgumentError(f"{self.algo.upper()} has no hyperparameter {name!r} {self._places()}{nearest(name, known)}")
 

@@ -257,6 +257,7 @@ def broken(trained, tmp_path_factory) -> Path:
         ("train --algo bcq --env Pendulum-v1 --dataset pendulum/old-v0", "Dataset pendulum/old-v0 not found"),
         ("compare --env CartPole-v1 -n 9 -conf mine.yml", "-conf mine.yml cannot work: write ALGO:FILE"),
         ("compare --env CartPole-v1 -n 9 -params learning_rate:'3e-4'", "`learning_rate`='3e-4' cannot work (in "),
+        ("compare --env CartPole-v1 -n 9 -params n_aux_epochs:3", "PPO has no hyperparameter 'n_aux_epochs' (in "),
         ("compare --env CartPole-v1 -n 9 -conf pgp:mine.yml", "write ALGO:FILE, for algorithms that are compared"),
         ("benchmark --no-hub --log-dir logz", "benchmark: [Errno 2] No such file or directory: 'logz'"),
         ("push_to_hub --algo ppo --env CartPole-v1 -orga me", "--algo ppo cannot work: models of ppg, "),
