@@ -231,7 +231,14 @@ def _pieces(rollout: Rollout, names: Sequence[str], length: int) -> tuple[Any, .
 @cache
 def batch_type(names: tuple[str, ...]) -> Any:
     """Return the type of the batches with these fields, the same one for the same names."""
-    return namedtuple("Batch", names)
+    cls: Any = namedtuple("Batch", names)
+    cls.__getattr__ = _absent
+    return cls
+
+
+def _absent(batch: Any, name: str) -> None:
+    remedy = "an objective names what it needs beside them in `policy_keys` or `aux_keys`"
+    raise AttributeError(f"this batch has {', '.join(batch._fields)}, but no {name}: {remedy}")
 
 
 def longest_equal_part(whole: int, limit: int) -> int:

@@ -113,6 +113,9 @@ def test_an_objective_may_name_what_minibatches_have_and_nothing_that_a_rollout_
     assert same(named, make_kind(kind).learn(2 * 16))
     with pytest.raises(ArgumentError, match="has acitons in `policy_keys` or `aux_keys`, and a rollout has only"):
         make_kind(kind, objective=type("Misspelled", (Objective,), dict(aux_keys=("acitons",)))).learn(16)
+    reads = dict(evaluated_losses=lambda self, policy, evaluation, batch, coefficients: batch.rewards)
+    with pytest.raises(AttributeError, match="but no rewards: an objective names what it needs beside them in `policy_keys` "):
+        make_kind(kind, objective=type("Unnamed", (Objective,), reads)).learn(2 * 16)
 
 
 @every_kind
