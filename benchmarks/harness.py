@@ -14,6 +14,7 @@ A benchmark is an ``Experiment``: the runs that it wants, how one is carried out
 import argparse
 import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
@@ -27,6 +28,7 @@ from typing import Any
 import pandas as pd
 import yaml
 from matplotlib.figure import Figure
+from stable_baselines3.common.callbacks import BaseCallback
 from tqdm import tqdm
 
 from benchmarks.episodes import Episodes
@@ -39,6 +41,13 @@ Report = Mapping[str, str | Figure]  # pages and pictures, by file name
 COLORS = {"PPO": "tab:red", "PPG": "tab:blue"}  # in all pictures; also of their variants
 
 
+def commit() -> str:
+    """Return the commit of the package, with a "+" if its files differ from it."""
+    options: dict[str, Any] = dict(cwd=Path(__file__).parent.parent, capture_output=True, text=True, check=True)
+    changed = subprocess.run(["git", "status", "--porcelain", "sb3_ppg"], **options).stdout.strip()
+    return subprocess.run(["git", "rev-parse", "--short", "HEAD"], **options).stdout.strip() + ("+" if changed else "")
+
+
 def defaults_of(function: Callable[..., Any]) -> dict[str, Any]:
     """Return the defaults of all parameters."""
     return {name: parameter.default for name, parameter in signature(function).parameters.items()}
@@ -48,19 +57,29 @@ def defaults_of(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def trained(
-    folder: Path, algorithm: str, env_id: str, settings: Mapping[str, Any], seed: int, n_timesteps: int, *options: str
+    folder: Path,
+    algorithm: str,
+    env_id: str,
+    settings: Mapping[str, Any],
+    seed: int,
+    n_timesteps: int,
+    *options: str,
+    recorder: type[BaseCallback] = Episodes,
+    clock: str = "process_time",
+    **how: Any,
 ) -> Run:
     """
     Carry out a run of ``sb3-ppg train``, unless it has been finished. Its seconds are those of the processor.
 
     :param settings: hyperparameters, in the form of RL Zoo's files
-    :param options: further options
+    :param options: further options, which replace those that are the same
+    :param how: further arguments of ``Run``
     """
     config = folder / "settings.yml"
     config.write_text(yaml.safe_dump({env_id: {"n_timesteps": n_timesteps, **settings}}))
     words = ["--algo", algorithm, "--env", env_id, "-conf", str(config), "-n", str(n_timesteps), "--seed", str(seed)]
     own = ["--gym-packages", "benchmarks.suites.contestants", "--device", "cpu", "--eval-freq", "-1"]
-    run = Run(folder / "run", [*words, *own, *options], n_timesteps, clock="process_time", recorder=Episodes)
+    run = Run(folder / "run", [*words, *own, *options], n_timesteps, recorder=recorder, clock=clock, **how)
     if not run.is_finished:
         run.finish(run.start().wait())
     return run
@@ -102,7 +121,7 @@ class Experiment:
 
     :param name: name of its files
     :param wanted: returns all runs, the most informative first
-    :param train: from a run and its folder: its row and learning curve; None: there are no runs any more
+    :param train: from a run and its folder: its row and learning curve
     :param report: from the experiment: files to write in ``results``
     :param columns: from a run: the columns that are known before it is carried out
     :param identity: the columns that identify a row; empty: all of ``columns``
@@ -110,7 +129,7 @@ class Experiment:
 
     name: str
     wanted: Callable[[], Iterable[Any]]
-    train: Callable[[Any, Path], Outcome] | None
+    train: Callable[[Any, Path], Outcome]
     report: Callable[["Experiment"], Report]
     columns: Callable[[Any], dict[str, Any]] = dict
     identity: tuple[str, ...] = ()
@@ -146,11 +165,11 @@ class Experiment:
         if curve is not None:
             identity = dict(zip(self._identity, self._key(run), strict=True))
             _append(RESULTS / f"{self.name}_curves.csv", curve.assign(**identity))
-        _append(RESULTS / f"{self.name}.csv", pd.DataFrame([{**self.columns(run), "machine": machine(), **row}]))
+        columns = {**self.columns(run), "machine": machine(), **row, "commit": commit()}
+        _append(RESULTS / f"{self.name}.csv", pd.DataFrame([columns]))
 
     def carry_out(self, runs: Iterable[Any], n_jobs: int = 1) -> None:
         """Carry out the runs that are missing. The first that fails ends the others."""
-        assert self.train is not None, "this benchmark has its rows: see its description"
         pairs = [(run, LOGS / self.name / short_hash(self._key(run))) for run in self.missing(runs)]
         for _, folder in pairs:
             folder.mkdir(parents=True, exist_ok=True)

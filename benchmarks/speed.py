@@ -12,7 +12,6 @@ which PPG and SBX compile, does not count. SBX and rlox are installed where only
 import importlib
 import os
 import platform
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -28,7 +27,7 @@ from stable_baselines3 import PPO
 from stable_baselines3.common.env_util import make_vec_env
 
 from benchmarks import venvs
-from benchmarks.harness import RESULTS, take_turns
+from benchmarks.harness import RESULTS, commit, take_turns
 from sb3_ppg import PPG, MaskablePPG, RecurrentPPG
 from sb3_ppg.comparison.report import page, table
 from sb3_ppg.comparison.runs import machine
@@ -108,8 +107,7 @@ def training(name: str, contest: Contest) -> Callable[[], dict[str, float]]:
 
 def run(titles: list[str]) -> pd.DataFrame:
     """Measure contests: a row for each turn."""
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
-    about = (machine(), commit, platform.python_version(), th.__version__, version("stable_baselines3"))
+    about = (machine(), commit(), platform.python_version(), th.__version__, version("stable_baselines3"))
     found = []
     for title in titles:
         contest = CONTESTS[title]

@@ -1,22 +1,16 @@
 """The benchmarks: pages are those of the committed rows."""
 
-import pandas as pd
 import pytest
 import torch as th
 
 from benchmarks import diagnosis
-from benchmarks.compiled import COMPILED
-from benchmarks.defaults import EXPERIMENT
-from benchmarks.finetuning import FINETUNING, milestones
 from benchmarks.gpu import difference
 from benchmarks.harness import RESULTS
-from benchmarks.learning import LEARNING
-from benchmarks.others import OTHERS
 from benchmarks.seconds import SECONDS
 from benchmarks.starts import STARTS
 from benchmarks.suites.experiment import SUITES
 
-EXPERIMENTS = [COMPILED, EXPERIMENT, FINETUNING, LEARNING, OTHERS, SECONDS, STARTS, SUITES, diagnosis.DIAGNOSIS]
+EXPERIMENTS = [SECONDS, STARTS, SUITES, diagnosis.DIAGNOSIS]
 
 
 @pytest.mark.slow
@@ -33,11 +27,6 @@ def test_the_first_sign_is_the_right_one_and_the_page_has_the_healthy_ranges():
     values = [name for name in rows if f"| `{name}` | " in page]
     assert len(values) > 5
     assert not [name for name in values if f"| `{name}` | {diagnosis.healthy(rows, name)} |" not in page]
-
-
-def test_milestones_of_fine_tuning():
-    curve = pd.DataFrame({"steps": [10, 20, 30, 40], "return": [4.0, 6.0, 1.0, 9.0]})
-    assert milestones(curve, 10.0, 50) == dict(half=20, all=50, dip=5)
 
 
 def test_the_checks_for_gpus_find_losses_that_differ_by_more_than_rounding():

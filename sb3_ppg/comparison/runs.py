@@ -54,6 +54,7 @@ class Run:
     :param params: changes to the hyperparameters, NAME:VALUE
     :param clock: see ``Evaluations``
     :param recorder: class of the callback that writes what happens, whose arguments are those of ``Evaluations``
+    :param python: interpreter
     """
 
     folder: Path
@@ -62,6 +63,7 @@ class Run:
     params: Sequence[str] = ()
     clock: str = "processor"
     recorder: type[BaseCallback] = Evaluations
+    python: str = sys.executable
 
     @property
     def file(self) -> Path:
@@ -83,7 +85,7 @@ class Run:
         recorder = {f"{self.recorder.__module__}.{self.recorder.__qualname__}": arguments}
         no_checkpoint = ["--save-freq", str(2 * self.n_timesteps)]
         words = ["train", "--num-threads", "1", *no_checkpoint, *self.options, "--run-folder", str(self.folder)]
-        command = [sys.executable, "-c", PROGRAM, *words, "-params", *self.params, f"callback:{recorder}"]
+        command = [self.python, "-c", PROGRAM, *words, "-params", *self.params, f"callback:{recorder}"]
         streams: dict[str, Any] = dict(stdin=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
         with (self.folder / "log.txt").open("a") as log:
             return subprocess.Popen(command, stdout=log, env={**os.environ, "OMP_NUM_THREADS": "1"}, **streams)

@@ -1,0 +1,404 @@
+"""
+PPG beside PPO at its best: RL Zoo's entry for an environment, and PPG's own entry without the auxiliary phase and with
+normalized rewards. Where both have their defaults, PPO's rewards are normalized, because PPG does not depend on their scale.
+Beside them, what PPG's lead consists of: fourteen small environments, with seeds that played no part in the search for the
+defaults, and MinAtar's five games with PPG's architectures.
+
+    python -m benchmarks.matches run --jobs 2 --match Acrobot-v1    # can be killed and started again
+    python -m benchmarks.matches report
+
+A run is one of ``sb3-ppg train``; the measure, the seconds and the verdict are those of ``sb3-ppg compare``. The environments
+of other packages were chosen before the first run; each package is in a virtual environment that only its own runs see.
+"""
+
+import importlib
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+from rl_zoo3 import ALGOS
+from stable_baselines3 import PPO
+from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, VecMonitor
+from stable_baselines3.common.vec_env.base_vec_env import VecEnvStepReturn
+from typing_extensions import override
+
+from benchmarks import venvs
+from benchmarks.environments import PACKAGES
+from benchmarks.harness import Experiment, Outcome, Report, defaults_of, machines, trained
+from benchmarks.scores import Task, improvements
+from benchmarks.suites.contestants import Settings, entries_of, entry, zoo_entry
+from sb3_ppg import PPG
+from sb3_ppg.buffers.aux_buffer import AuxBuffer
+from sb3_ppg.comparison.evaluations import Evaluations
+from sb3_ppg.comparison.report import N_LAST, VIEWS, Comparison, page, table
+from sb3_ppg.comparison.runs import short_hash
+from sb3_ppg.comparison.scores import interquartile_means
+from sb3_ppg.objectives import Objective
+from sb3_ppg.zoo.hyperparameters import hyperparameter_file
+
+# On the first seven, PPG's defaults were searched (results/defaults_search.md)
+SMALL = [
+    Task("CartPole-v1", 50_000, 22.0, 500.0),
+    Task("Pendulum-v1", 80_000, -1230.0, -150.0),
+    Task("Reacher-v5", 60_000, -43.0, -5.0),
+    Task("Hopper-v5", 100_000, 18.0, 2000.0),
+    Task("HalfCheetah-v5", 100_000, -280.0, 2000.0),
+    Task("LunarLander-v3", 150_000, -180.0, 200.0),
+    Task("BipedalWalker-v3", 150_000, -100.0, 200.0),
+    Task("Acrobot-v1", 60_000, -500.0, -80.0),
+    Task("InvertedDoublePendulum-v5", 80_000, 55.0, 9300.0),
+    Task("Walker2d-v5", 150_000, 2.0, 2000.0),
+    Task("Swimmer-v5", 100_000, 0.0, 100.0),
+    Task("Pusher-v5", 100_000, -150.0, -30.0),
+    Task("InvertedPendulum-v5", 60_000, 5.0, 1000.0),
+    Task("LunarLanderContinuous-v3", 100_000, -180.0, 200.0),
+]
+PIP = {name: package["pip"] for name, package in PACKAGES.items()} | {"sbx": venvs.SBX}
+NORMALIZED = "dict(norm_obs=False, norm_reward=True)"
+RATES = (1 / 3, 1.0, 3.0)  # factors of both algorithms' learning rate
+MINATAR = entries_of(hyperparameter_file("ppg"))["minatar"], "features_extractor_class=MinAtarCNN, net_arch=[]"
+
+
+class Match(NamedTuple):
+    """
+    Contestants in one environment, the first of which is compared with each of the others.
+
+    :param env_id: ID
+    :param n_timesteps: length of a run
+    :param contestants: by name, the algorithm's name in RL Zoo and its entry
+    :param package: name in ``PIP`` of a package that has a virtual environment of its own
+    :param module: registers the environment; empty: none
+    :param env_kwargs: arguments of ``gymnasium.make``
+    :param seeds: seeds of the runs
+    :param page: name of the page on which it stands
+    """
+
+    env_id: str
+    n_timesteps: int
+    contestants: Mapping[str, tuple[str, Settings]]
+    package: str = ""
+    module: str = ""
+    env_kwargs: Mapping[str, Any] = {}
+    seeds: Sequence[int] = range(5)
+    page: str = "matches"
+
+
+def without_phase(settings: Settings) -> Settings:
+    """Return PPG's entry as one of PPO with normalized rewards."""
+    own = defaults_of(PPG).keys() - defaults_of(PPO).keys()
+    return {"normalize": NORMALIZED, **{name: value for name, value in settings.items() if name not in own}}
+
+
+def with_entries(env_id: str, n_timesteps: int, zoo_id: str = "") -> Match:
+    """Return PPG with its entry against PPO with both."""
+    own = entry("ppg", env_id)
+    opponents = {"PPO, RL Zoo's entry": ("ppo", zoo_entry("ppo", zoo_id or env_id))}
+    opponents["PPO, PPG's entry"] = ("ppo", without_phase(own))
+    return Match(env_id, n_timesteps, {"PPG": ("ppg", own), **opponents})
+
+
+def with_defaults(env_id: str, n_timesteps: int, *package: Any, policy: str = "MlpPolicy", **further: Any) -> Match:
+    """Return PPG with its defaults against PPO with its own, with normalized rewards, and then also with a higher rate."""
+    settings: Settings = dict(policy=policy, **further)
+    normalized = {**settings, "normalize": NORMALIZED}
+    opponents = {"PPO, normalized rewards": ("ppo", normalized)}
+    opponents["PPO, normalized rewards, rate 5e-4"] = ("ppo", {**normalized, "learning_rate": 5e-4})
+    return Match(env_id, n_timesteps, {"PPG": ("ppg", settings), **opponents, "PPO": ("ppo", settings)}, *package)
+
+
+def with_parts(task: Task) -> Match:
+    """Return both algorithms with their defaults, and PPG with either of its parts alone."""
+    match = with_defaults(task.env_id, task.n_timesteps)
+    alone: Settings = dict(policy="MlpPolicy", normalize=NORMALIZED, normalize_value_targets=False)
+    parts = {
+        "PPG, value units without phase": ("ppg_without_phase", dict(policy="MlpPolicy")),
+        "PPG, phase without value units, normalized rewards": ("ppg", alone),
+    }
+    return match._replace(contestants={**match.contestants, **parts}, seeds=range(20, 25), page="defaults")
+
+
+def architectures(own: Settings, networks: str) -> dict[str, tuple[str, Settings]]:
+    """
+    Return PPG with an entry's settings, other architectures and auxiliary epochs, and PPO with these settings.
+
+    :param networks: other arguments of the policy
+    """
+
+    def changed(architecture: str, n_aux_epochs: int) -> Settings:
+        policy_kwargs = f"dict(architecture='{architecture}', {networks})"
+        return {**own, "n_aux_epochs": n_aux_epochs, "policy_kwargs": policy_kwargs}
+
+    return {
+        "PPG": ("ppg", changed("detached", 6)),
+        "PPG, half of the phase": ("ppg_half_phase", changed("detached", 6)),
+        "PPG, 3 auxiliary epochs": ("ppg", changed("detached", 3)),
+        "PPG, dual": ("ppg", changed("dual", 6)),
+        "PPO": ("ppo", {**without_phase(own), "policy_kwargs": f"dict({networks})"}),
+    }
+
+
+def with_rates(env_id: str, n_timesteps: int) -> Match:
+    """Return both algorithms with their defaults and three learning rates."""
+    found = {}
+    for algorithm, more in (("ppg", {}), ("ppo", dict(normalize=NORMALIZED))):
+        rate = defaults_of(ALGOS[algorithm])["learning_rate"]
+        for factor in sorted(RATES, key=lambda factor: factor != 1):
+            settings = dict(policy="MlpPolicy", learning_rate=float(f"{rate * factor:.2g}"), **more)
+            found[f"{algorithm.upper()}, rate {settings['learning_rate']:g}"] = (algorithm, settings)
+    return Match(env_id, n_timesteps, found)
+
+
+def with_memory(env_id: str, n_timesteps: int) -> Match:
+    """Return RecurrentPPG and RecurrentPPO with their defaults, and each with its own and the other's entry."""
+    default: Settings = dict(policy="MlpLstmPolicy")
+    own, zoo = entry("ppg_lstm", env_id), zoo_entry("ppo_lstm", env_id)
+    contestants = {
+        "RecurrentPPG": ("ppg_lstm", default),
+        "RecurrentPPO": ("ppo_lstm", default),
+        "RecurrentPPO, normalized rewards": ("ppo_lstm", {**default, "normalize": NORMALIZED}),
+        "RecurrentPPG, its entry": ("ppg_lstm", own),
+        "RecurrentPPO, its entry": ("ppo_lstm", zoo),
+        "RecurrentPPG, RL Zoo's entry": ("ppg_lstm", zoo),
+    }
+    return Match(env_id, n_timesteps, contestants)
+
+
+def with_builds(env_id: str, n_timesteps: int) -> Match:
+    """Return PPG, compiled and eager, against the PPO of SB3 and of SBX (JAX), all with the same settings."""
+    shared: Settings = dict(policy="MlpPolicy", n_envs=8, n_steps=256, batch_size=64, n_epochs=10, normalize=NORMALIZED)
+    contestants = {
+        "PPG, compiled": ("ppg", dict(shared, compile_updates=True)),
+        "PPG, eager": ("ppg", dict(shared, compile_updates=False)),
+        "SB3's PPO": ("ppo", shared),
+        "SBX's PPO": ("sbx_ppo", shared),
+    }
+    return Match(env_id, n_timesteps, contestants, "sbx")
+
+
+class SbxPPO:
+    """SBX's PPO, which only the processes of its runs can import."""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        return importlib.import_module("sbx").PPO(*args, **kwargs)
+
+
+class WithoutPhase(Objective):
+    """PPG's losses, with value units, but no auxiliary phase."""
+
+    @override
+    def is_due(self, n_samples: int) -> bool:
+        return False
+
+
+class PPGWithoutPhase(PPG):
+    """PPG with that objective."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, objective=WithoutPhase, **kwargs)
+
+
+class HalfBuffer(AuxBuffer):
+    """An auxiliary buffer, each epoch of which uses a random half of the sequences."""
+
+    @override
+    def minibatches(self, n_sequences: int) -> Iterator[Any]:
+        order = np.random.permutation(self.n_sequences)[: self.n_sequences // 2]
+        for _, batch in self.batches(order, n_sequences):
+            yield batch
+
+
+class PPGHalfPhase(PPG):
+    """PPG with that buffer."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.aux_buffer.__class__ = HalfBuffer
+
+
+OURS: Any = dict(sbx_ppo=SbxPPO, ppg_without_phase=PPGWithoutPhase, ppg_half_phase=PPGHalfPhase)
+ALGOS.update(OURS)
+
+
+class Seeded(VecEnvWrapper):
+    """Passes a seed to SuperSuit's environments at the next reset, because their own ``seed`` fails."""
+
+    venv: Any
+    seed = VecEnv.seed
+
+    @override
+    def reset(self) -> np.ndarray:
+        observations, _ = self.venv.venv.reset(self._seeds[0])
+        self._reset_seeds()
+        return observations
+
+    @override
+    def step_wait(self) -> VecEnvStepReturn:
+        return self.venv.step_wait()
+
+
+def three_agents(env: VecEnv) -> VecEnv:
+    """Return the environments of three agents with one policy, in place of one, with its seed."""
+    supersuit, spread = importlib.import_module("supersuit"), importlib.import_module("mpe2.simple_spread_v3")
+    agents = supersuit.pettingzoo_env_to_vec_env_v1(spread.parallel_env())
+    seeded = Seeded(supersuit.concat_vec_envs_v1(agents, 1, base_class="stable_baselines3"))
+    seeded.seed(env._seeds[0])
+    return VecMonitor(seeded)
+
+
+BULLET = ("pybullet-envs-gymnasium", "pybullet_envs_gymnasium")
+MANY = "MultiInputPolicy"  # for observations of several parts
+AGENTS = dict(vec_env_wrapper="benchmarks.matches.three_agents")
+GAMES = ("Asterix", "Breakout", "SpaceInvaders", "Freeway", "Seaquest")
+RATED = ("LunarLander-v3", "Hopper-v5", "HalfCheetah-v5", "Acrobot-v1")
+MATCHES = {
+    **{f"{task.env_id}, defaults": with_parts(task) for task in SMALL},
+    **{
+        f"MinAtar {name}": Match(f"MinAtar/{name}-v1", 1_000_000, architectures(*MINATAR), page="images_minatar")
+        for name in GAMES
+    },
+    **{name: with_entries(name, 1_000_000) for name in ("Acrobot-v1", "LunarLander-v3", "LunarLanderContinuous-v3")},
+    **{f"{name}-v5": with_entries(f"{name}-v5", 1_000_000, f"{name}-v4") for name in ("Hopper", "HalfCheetah", "Walker2d")},
+    "CartPole without velocities": with_memory("CartPoleNoVel-v1", 100_000),
+    "LunarLander-v3, same settings": with_builds("LunarLander-v3", 500_000),
+    "HalfCheetah-v5, same settings": with_builds("HalfCheetah-v5", 1_000_000),
+    "HopperBullet": with_defaults("HopperBulletEnv-v0", 400_000, *BULLET),
+    "FlappyBird": with_defaults(
+        "FlappyBird-v0", 600_000, "flappy-bird-gymnasium", "flappy_bird_gymnasium", dict(use_lidar=False)
+    ),
+    "Highway": with_defaults("highway-fast-v0", 20_000, "highway-env", "highway_env"),
+    "PointMaze": with_defaults("PointMaze_UMazeDense-v3", 600_000, "gymnasium-robotics", "gymnasium_robotics", policy=MANY),
+    "PandaReach": with_defaults("PandaReachDense-v3", 225_000, "panda-gym", "panda_gym", policy=MANY),
+    "Meta-World reach": with_defaults("Meta-World/MT1", 330_000, "metaworld", "metaworld", dict(env_name="reach-v3", seed=0)),
+    "Simple spread": with_defaults("CartPole-v1", 650_000, "supersuit", "mpe2", **AGENTS),
+    "2048": with_defaults(
+        *("gymnasium_2048/TwentyFortyEight-v0", 350_000, "gymnasium-2048", "gymnasium_2048", dict(max_episode_steps=5000))
+    ),
+    "BipedalWalker-v3": with_entries("BipedalWalker-v3", 2_000_000),
+    "BipedalWalkerHardcore-v3": with_entries("BipedalWalkerHardcore-v3", 2_000_000),
+    **{f"{task.env_id}, rates": with_rates(task.env_id, task.n_timesteps) for task in SMALL if task.env_id in RATED},
+}
+
+
+def columns(run: tuple[str, str, int]) -> dict[str, Any]:
+    """Return the columns of a run's row that are known before; the settings are a hash of all that decides what is learned."""
+    name, contestant, seed = run
+    match = MATCHES[name]
+    algorithm, settings = match.contestants[contestant]
+    decisive = [algorithm, defaults_of(ALGOS[algorithm]) | settings, match.env_id, match.n_timesteps, match.env_kwargs]
+    return dict(match=name, contestant=contestant, seed=seed, settings=short_hash(decisive))
+
+
+def wanted() -> list[tuple[str, str, int]]:
+    """Return the runs, match after match, seed by seed."""
+    return [(name, each, seed) for name, match in MATCHES.items() for seed in match.seeds for each in match.contestants]
+
+
+def train(run: tuple[str, str, int], folder: Path) -> Outcome:
+    name, contestant, seed = run
+    match = MATCHES[name]
+    algorithm, settings = match.contestants[contestant]
+    n_eval_envs = 1 if "vec_env_wrapper" in settings else 20  # where one environment has several agents
+    options = ["--gym-packages", "benchmarks.matches", *match.module.split(), "--n-eval-envs", str(n_eval_envs)]
+    options += ["--eval-episodes", "20", *(["--env-kwargs"] if match.env_kwargs else [])]
+    options += [f"{key}:{value!r}" for key, value in match.env_kwargs.items()]
+    python = str(venvs.installed(match.package, PIP[match.package])[0]) if match.package else sys.executable
+    how: dict[str, Any] = dict(recorder=Evaluations, clock="processor", python=python)
+    curve = trained(folder, algorithm, match.env_id, settings, seed, match.n_timesteps, *options, **how).rows()
+    last = curve.iloc[-1][["seconds", "compile_seconds", "training_return"]].to_dict()
+    return {"return": round(float(curve["return"].iloc[-N_LAST:].mean()), 3), **last}, curve
+
+
+# ---- pages ----
+
+
+def compared(rows: pd.DataFrame, curves: pd.DataFrame, names: Iterable[str]) -> dict[str, Comparison]:
+    """Return the matches of which all runs are there."""
+    n_rows, found = rows.groupby("match").size(), {}
+    for name in names:
+        contestants: dict[str, Settings] = {each: {} for each in MATCHES[name].contestants}
+        if n_rows.get(name, 0) == len(MATCHES[name].seeds) * len(contestants):
+            points = curves[curves["match"] == name].merge(rows[["match", "contestant", "seed", "settings"]])
+            found[name] = Comparison(name, points, contestants)
+    return found
+
+
+def lines_of(name: str, match: Comparison, rows: pd.DataFrame) -> Iterator[list[str]]:
+    """Yield a line of the table for each contestant."""
+    returns = {view: interquartile_means({k: v[:, None] for k, v in match.returns(view).items()}) for view in VIEWS}
+    says = {(row[0], row[1]): f"{row[6].split(':')[0]}, {row[4]}" for row in match.verdict()[1:]}
+    means = rows[rows["match"] == name].groupby("contestant").mean(numeric_only=True)
+    for each in match.settings:
+        cells = [cell for view in VIEWS for cell in (str(returns[view][each]), says.get((each, view), ""))]
+        own = means.loc[each]
+        cells += [f"{own['seconds']:,.0f}", f"{own['compile_seconds']:.0f}", f"{own['training_return']:.1f}"]
+        yield [f"{name}, {MATCHES[name].n_timesteps:,} steps", each, *cells]
+
+
+def pooled(found: dict[str, Comparison]) -> str:
+    """Return a table of scores over the small tasks: all of them, and those on which the defaults were not searched."""
+    lines: list[list[Any]] = []
+    for title, tasks in (("all fourteen", SMALL), ("the seven that were not searched", SMALL[7:])):
+        scores: dict[str, dict[str, np.ndarray]] = {}
+        for view in ("curve", *VIEWS):
+            by_task = [_returns(found[f"{task.env_id}, defaults"], view) for task in tasks]
+            scores[view] = {
+                name: np.stack([task.scores(own[name]) for task, own in zip(tasks, by_task, strict=True)], axis=1)
+                for name in by_task[0]
+            }
+        for name in scores["curve"]:
+            cells = []
+            for own in scores.values():
+                better = "" if name == "PPG" else improvements({"PPG": own["PPG"]}, own[name])["PPG"]
+                cells += [interquartile_means({name: own[name]})[name], better]
+            lines.append([title, name, *cells])
+    views = ("mean of the curve", "after equal steps", "after equal seconds")
+    return table(["", "", *(cell for view in views for cell in (view, "PPG better"))], lines)
+
+
+def _returns(match: Comparison, view: str) -> dict[str, np.ndarray]:
+    if view == "curve":
+        return {name: own.iloc[1:].mean().to_numpy() for name, own in match.curves("steps").items()}
+    return match.returns(view)
+
+
+def report(experiment: Experiment) -> Report:
+    """Return the pages of the matches of which all runs are there."""
+    rows, curves, pages = experiment.rows(), experiment.curves(), {}
+    head = ["", "", "return after the same steps", "the first is", "after the same seconds", "the first is", "seconds"]
+    head += ["of which torch compiled", "in training"]
+    for name, title in TITLES.items():
+        found = compared(rows, curves, [each for each, match in MATCHES.items() if match.page == name])
+        own = rows[rows["match"].isin(found)]
+        if len(own) == 0:
+            continue
+        about = (
+            f"`python -m benchmarks.matches`, whose description says who PPO is. {machines(own)} Commit "
+            f"{', '.join(own['commit'].unique())}. Five seeds; returns of 20 deterministic episodes, the same for all, means "
+            f"of the last {N_LAST} of ten points; interquartile means with 95 % intervals. Verdicts: those of `sb3-ppg "
+            "compare` for one environment: Mann-Whitney test with Holm's correction over opponents and views, 2.5 %; beside "
+            "them the probability that a run of the first contestant is better. Seconds are those of the processor, without "
+            "evaluations."
+        )
+        lines = [line for each, match in found.items() for line in lines_of(each, match, own)]
+        summary = [pooled(found), SCORES] if name == "defaults" and len(found) == len(SMALL) else []
+        pages[f"{name}.md"] = page(title, about, *summary, table(head, lines))
+    return pages
+
+
+TITLES = {
+    "matches": "PPG beside PPO at its best",
+    "images_minatar": "Images: architectures and auxiliary phases",
+    "defaults": "Defaults, and what PPG's lead consists of: phase, value units, learning rate",
+}
+SCORES = (
+    "A score is 0 at the return of random actions and 1 at a high return of the task; interquartile means over seeds and "
+    'tasks, and the probability that a run of PPG is better, with 95 % stratified bootstrap intervals (rliable). "Normalized '
+    'rewards": `VecNormalize(env, norm_obs=False)`.'
+)
+MATCHED = Experiment("matches", wanted, train, report, columns, ("match", "contestant", "seed", "settings"))
+
+if __name__ == "__main__":
+    MATCHED.main()
