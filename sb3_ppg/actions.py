@@ -10,7 +10,7 @@ import threading
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 import torch as th
@@ -29,6 +29,7 @@ from stable_baselines3.common.distributions import (
     SquashedDiagGaussianDistribution,
     StateDependentNoiseDistribution,
 )
+from stable_baselines3.common.preprocessing import get_flattened_obs_dim, preprocess_obs
 from torch import nn
 from torch.nn import functional as F
 from typing_extensions import override
@@ -199,6 +200,18 @@ class ActionDistribution(Distribution):
         return actions, self.log_prob(actions)
 
 
+def with_integers(space: Any) -> Any:
+    """Return a space with Python's integers, because torch's compiler treats NumPy's as tensors."""
+    if isinstance(space, spaces.Dict):
+        return spaces.Dict({key: with_integers(part) for key, part in space.spaces.items()})
+    copied: Any = copy.copy(space)
+    if isinstance(space, spaces.Discrete):
+        copied.n, copied.start = int(space.n), int(space.start)
+    if isinstance(space, spaces.MultiDiscrete):
+        copied.nvec, copied.start = space.nvec.tolist(), space.start.tolist() if space.start.any() else 0
+    return copied
+
+
 def with_python_integers(distribution: Distribution) -> Distribution:
     """Replace NumPy's integers in the sizes of a distribution, in place: torch's compiler takes them for tensors."""
     if isinstance(sizes := getattr(distribution, "action_dims", None), list):
@@ -216,6 +229,8 @@ class LogitActions(Actions):
         super().__init__(space)
         self.start = th.as_tensor(getattr(space, "start", 0), device="cpu")
         self.starts_at_zero = not self.start.any()
+        self.encoded = with_integers(space)
+        self.n_features = get_flattened_obs_dim(self.encoded)
 
     @override
     def parameters(self, distribution: Any) -> th.Tensor:
@@ -239,35 +254,17 @@ class LogitActions(Actions):
     def from_environments(self, actions: th.Tensor) -> th.Tensor:
         return actions - self.start
 
+    @override
+    def features(self, actions: th.Tensor) -> th.Tensor:
+        return cast(th.Tensor, preprocess_obs(actions, self.encoded))
+
 
 class CategoricalActions(LogitActions):
     """Discrete actions."""
 
-    def __init__(self, space: spaces.Discrete):
-        super().__init__(space)
-        self.n_features = int(space.n)
-
     @override
     def from_buffer(self, actions: th.Tensor) -> th.Tensor:
         return actions.long().flatten()
-
-    @override
-    def features(self, actions: th.Tensor) -> th.Tensor:
-        return F.one_hot(actions, self.n_features)
-
-
-class MultiCategoricalActions(LogitActions):
-    """MultiDiscrete actions."""
-
-    def __init__(self, space: spaces.MultiDiscrete):
-        super().__init__(space)
-        self.sizes: list[int] = space.nvec.tolist()
-        self.n_features = sum(self.sizes)
-
-    @override
-    def features(self, actions: th.Tensor) -> th.Tensor:
-        columns = actions.long().unbind(dim=1)
-        return th.cat([F.one_hot(column, n) for column, n in zip(columns, self.sizes, strict=True)], dim=1)
 
 
 class BernoulliActions(LogitActions):
@@ -331,8 +328,8 @@ class SquashedGaussianDistribution(SquashedDiagGaussianDistribution):
 _KINDS: dict[type[Distribution], type[Actions]] = {
     CategoricalDistribution: CategoricalActions,
     MaskableCategoricalDistribution: CategoricalActions,
-    MultiCategoricalDistribution: MultiCategoricalActions,
-    MaskableMultiCategoricalDistribution: MultiCategoricalActions,
+    MultiCategoricalDistribution: LogitActions,
+    MaskableMultiCategoricalDistribution: LogitActions,
     BernoulliDistribution: BernoulliActions,
     MaskableBernoulliDistribution: LogitActions,
     DiagGaussianDistribution: GaussianActions,

@@ -55,25 +55,13 @@ def split_each(minibatches: Iterable[Minibatch], size: int | None) -> Iterator[M
 
 def split_arrays(tree: Any, sizes: Sequence[int]) -> Sequence[Any]:
     """Split a tree like ``split``, into parts with these numbers of samples, multiples of the sequence length."""
-    total = sum(sizes)
-
-    def pieces(leaf: Any) -> list[Any]:
-        if not has_samples(leaf):
-            return [leaf] * len(sizes)
-        n_rows = len(leaf)
-        return list(leaf.split([size * n_rows // total for size in sizes]))
-
-    return _transposed(map_arrays(pieces, tree), len(sizes))
-
-
-def _transposed(tree: Any, n: int) -> Sequence[Any]:
-    """Return the ``n`` trees whose leaves are the elements of the lists that are the leaves of this one."""
-    if isinstance(tree, list):
-        return tree
-    if not tree:
-        return [tree] * n
+    if has_samples(tree):
+        total, n_rows = sum(sizes), len(tree)
+        return tree.split([size * n_rows // total for size in sizes])
+    if not isinstance(tree, dict | tuple) or not tree:
+        return [tree] * len(sizes)
     branches = tree.values() if isinstance(tree, dict) else tree
-    parts = zip(*(_transposed(branch, n) for branch in branches), strict=True)
+    parts = zip(*(split_arrays(branch, sizes) for branch in branches), strict=True)
     if isinstance(tree, dict):
         return [dict(zip(tree, part, strict=True)) for part in parts]
     return [type(tree)(*part) for part in parts] if hasattr(tree, "_fields") else [*parts]

@@ -93,15 +93,24 @@ def _possible_state(env: VectorEnv) -> Iterator[str]:
 
 
 class _ToNumPy(VectorWrapper):
-    """Converts all arrays, such as those of JAX, to NumPy's, and copies them, because Gymnasium may use its own again."""
+    """
+    Converts all arrays, such as those of JAX, to NumPy's, and copies them, because Gymnasium may use its own again. Leaves out
+    of the infos what is said of all environments together, such as a mean, because ``DictInfoToList`` has no place for it.
+    """
 
     @override
     def reset(self, **kwargs: Any) -> Any:
-        return map_arrays(_copied_to_numpy, self.env.reset(**kwargs))
+        observations, infos = map_arrays(_copied_to_numpy, self.env.reset(**kwargs))
+        return observations, self._of_each(infos)
 
     @override
     def step(self, actions: Any) -> Any:
-        return map_arrays(_copied_to_numpy, self.env.step(actions))
+        *others, infos = map_arrays(_copied_to_numpy, self.env.step(actions))
+        return *others, self._of_each(infos)
+
+    def _of_each(self, infos: dict[str, Any]) -> dict[str, Any]:
+        found = {name: self._of_each(value) if isinstance(value, dict) else value for name, value in infos.items()}
+        return {name: value for name, value in found.items() if isinstance(value, dict) or np.shape(value)[:1] == (self.num_envs,)}
 
 
 def _copied_to_numpy(array: Any) -> np.ndarray:

@@ -50,7 +50,8 @@ class TimeLimits:
             if self.ignored is True or self.ignored == length:
                 infos[index] = {**infos[index], "TimeLimit.truncated": True}
             self.ends[length] += 1
-            self.are_reported |= bool(infos[index].get("TimeLimit.truncated", False))
+            # Not by an end after one step, as of a step that is lost because a vector environment resets in it
+            self.are_reported |= length > 1 and bool(infos[index].get("TimeLimit.truncated", False))
             if not self.has_warned and self.hidden == length:
                 self.has_warned = True
                 warn(

@@ -24,11 +24,11 @@ from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
 from torch import nn
 from typing_extensions import override
 
-from sb3_ppg.actions import Actions, CategoricalActions, SquashedGaussianActions
+from sb3_ppg.actions import Actions, CategoricalActions, SquashedGaussianActions, with_integers
 from sb3_ppg.arguments import LAYERS, check_value, optional
 from sb3_ppg.arrays import n_samples
 from sb3_ppg.offline import losses
-from sb3_ppg.policies.mlp import preprocess, with_integers
+from sb3_ppg.policies.mlp import preprocess
 
 
 class Network(nn.Module):

@@ -39,6 +39,7 @@ from sb3_ppg.actions import (
     SquashedGaussianDistribution,
     actions_class_of,
     flat_space,
+    with_integers,
     with_python_integers,
 )
 from sb3_ppg.arguments import RULES, check_value, check_values, choice
@@ -660,18 +661,6 @@ class MultiInputPhasicActorCriticPolicy(PhasicActorCriticPolicy):
     def __init__(self, *args: Any, **kwargs: Any):
         kwargs.setdefault("features_extractor_class", CombinedExtractor)
         super().__init__(*args, **kwargs)
-
-
-def with_integers(space: Any) -> Any:
-    """Return a space with Python's integers, because torch's compiler treats NumPy's as tensors."""
-    if isinstance(space, spaces.Dict):
-        return spaces.Dict({key: with_integers(part) for key, part in space.spaces.items()})
-    copied: Any = copy.copy(space)
-    if isinstance(space, spaces.Discrete):
-        copied.n, copied.start = int(space.n), int(space.start)
-    if isinstance(space, spaces.MultiDiscrete):
-        copied.nvec, copied.start = space.nvec.tolist(), space.start.tolist() if space.start.any() else 0
-    return copied
 
 
 def preprocess(obs: Any, space: Any, normalize_images: bool) -> Any:

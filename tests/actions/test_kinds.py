@@ -13,7 +13,7 @@ from sb3_ppg.actions import (
     Actions,
     CategoricalActions,
     GaussianActions,
-    MultiCategoricalActions,
+    LogitActions,
     SquashedGaussianActions,
     actions_class_of,
     register,
@@ -98,7 +98,7 @@ WIDE = spaces.Box(np.float32([-2, 0]), np.float32([2, 10]))
         (SquashedGaussianActions, spaces.Box(-128, 127, (1,), np.int8), [[-1.0], [0.01], [1.0]], [[-128], [1], [127]]),
         (SquashedGaussianActions, spaces.Box(-(2**40), 2**40, (1,), np.int64), [[-1.0], [0.5]], [[-(2**40)], [2**39]]),
         (CategoricalActions, spaces.Discrete(3, start=-1), [0, 2], [-1, 1]),
-        (MultiCategoricalActions, spaces.MultiDiscrete([2, 3], start=[5, 0]), [[1, 2]], [[6, 2]]),
+        (LogitActions, spaces.MultiDiscrete([2, 3], start=[5, 0]), [[1, 2]], [[6, 2]]),
     ],
 )
 def test_samples_as_environments_take_them(kind, space, samples, taken):

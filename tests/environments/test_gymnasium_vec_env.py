@@ -201,7 +201,21 @@ class OtherArrays(VectorEnv):
         self.t += 1
         rewards, dones, never = np.ones(2), np.array([self.t % 5 == 0, self.t % 7 == 0]), np.zeros(2, dtype=bool)
         step = (np.full((2, 2), self.t % 5 / 5, np.float32), rewards, dones, never)
-        return *map(OtherArray, step), {"time": OtherArray(np.full(2, self.t))}
+        summaries = {"n": self.t, "mean": np.array(0.5), "log": {"task": "reach", "times": OtherArray(np.full(2, self.t))}}
+        return *map(OtherArray, step), {"time": OtherArray(np.full(2, self.t)), **summaries}
+
+
+class HiddenLimit(OtherArrays):
+    """Reports a limit of five steps as a termination."""
+
+    def step(self, actions):
+        observations, rewards, _, never, infos = super().step(actions)
+        return observations, rewards, OtherArray(np.full(2, self.t % 6 == 5)), never, infos
+
+
+def test_a_hidden_time_limit_is_warned_of_where_a_step_is_lost_after_it():
+    with pytest.warns(UserWarning, match="10 episodes or more ended at step 5, as terminations"):
+        PPG("MlpPolicy", HiddenLimit(), **SMALL).learn(128)
 
 
 def test_arrays_of_another_library_are_converted():
@@ -210,6 +224,8 @@ def test_arrays_of_another_library_are_converted():
     model.env.reset()
     steps = [model.env.step(np.zeros(2, dtype=int)) for _ in range(6)]
     assert [rewards.tolist() for _, rewards, _, _ in steps] == [[1, 1]] * 5 + [[0, 1]]
+    # Not what is said of all environments together
+    assert steps[0][3] == [{"time": 1, "log": {"times": 1}}] * 2
 
 
 class Silent(VectorEnv):
