@@ -9,7 +9,7 @@ import numpy as np
 
 from sb3_ppg.arguments import check_values
 from sb3_ppg.buffers.memory import available_memory, check_room
-from sb3_ppg.buffers.rollouts import Kind, Observations, Rollout, batches, n_bytes, own_batches
+from sb3_ppg.buffers.rollouts import Kind, Observations, Rollout, batches, n_bytes
 
 KINDS: tuple[Kind, ...] = ("policy", "value")
 
@@ -90,9 +90,6 @@ class RolloutReplay:
         due = self.due(kind)
         for rollout in due:
             rollout.uses[kind] += 1
-        if due[0].buffer is not None:
-            yield from own_batches(due[0], batch_size)
-            return
         n_samples = due[0].n_samples
         n_minibatches = math.ceil(len(due) * n_samples / batch_size)
         size = batch_size if len(due) == 1 else math.ceil(n_samples / n_minibatches)

@@ -63,13 +63,11 @@ class Rollout:
 
     :param states: names of arrays of which a sequence of samples has the first step's alone
     :param uses: number of epochs of each kind that have used the rollout
-    :param buffer: a buffer that draws its own minibatches, whose observations are not among the arrays
     """
 
     arrays: dict[str, Any]
     states: tuple[str, ...] = ()
     uses: Counter[Kind] = field(default_factory=Counter)
-    buffer: RolloutBuffer | None = None
 
     @classmethod
     def of(cls, buffer: RolloutBuffer, end: RolloutEnd | None = None, steps: slice = slice(None)) -> Self:
@@ -82,9 +80,6 @@ class Rollout:
         """
         _undo_get(buffer)
         found, arrays = arrays_by_step(buffer), {}
-        own = buffer if has_own_samples(buffer) else None
-        if own is not None:
-            del found["observations"]
         for name in [name for name in found if f"vector_{name}" not in found]:
             array = found.pop(name)  # whose memory is free when the next one is copied
             copied = map_arrays(lambda leaf: np.array(leaf[steps].swapaxes(0, 1), order="C"), array)
@@ -97,7 +92,7 @@ class Rollout:
         last = {} if end is None else end._asdict()
         last |= last.pop("memory", None) or {}
         arrays |= {f"last_{name}": map_arrays(lambda array: np.array(array)[:, None], tree) for name, tree in last.items()}
-        return cls(arrays, getattr(type(buffer), "states", ()), buffer=own)
+        return cls(arrays, getattr(type(buffer), "states", ()))
 
     def select(self, names: Iterable[str]) -> "Rollout":
         """Return a rollout with these arrays alone."""
@@ -195,17 +190,6 @@ def batches(rollouts: Sequence[Rollout], parts: Sequence[np.ndarray], length: in
         yield from [batch] if len(parts_here) == 1 else split_arrays(batch, [len(part) * length for part in parts_here])
 
 
-def own_batches(rollout: Rollout, batch_size: int) -> Iterator[Any]:
-    """Draw an epoch with the ``get`` of the rollout's buffer, with the rollout's advantages."""
-    buffer: Any = rollout.buffer
-    advantages = rollout.arrays["advantages"].swapaxes(0, 1)
-    if buffer.advantages.shape == advantages.shape:  # else it has ordered its arrays for an earlier epoch
-        buffer.advantages = advantages
-    for samples in buffer.get(batch_size):
-        fields = {NAMES.get(name, name): value for name, value in samples._asdict().items()}
-        yield batch_type(tuple(fields))(**fields)
-
-
 def _rows(array: Any, numbers: np.ndarray, n_sequences: int) -> Any:
     """Return the rows of sequences in a divided array; single samples of an environment share what it has once."""
     if len(array) != n_sequences:
@@ -269,7 +253,7 @@ def is_recomputable(rollout_buffer: RolloutBuffer) -> bool:
 
 
 def has_own_samples(rollout_buffer: RolloutBuffer) -> bool:
-    """Return whether a class has its own way to draw minibatches; ``own_batches`` calls it."""
+    """Return whether a class has its own way to draw minibatches."""
     return not all(_is_sb3s(rollout_buffer, method) for method in ("get", "_get_samples", "to_torch"))
 
 

@@ -110,7 +110,8 @@ class _ToNumPy(VectorWrapper):
 
     def _of_each(self, infos: dict[str, Any]) -> dict[str, Any]:
         found = {name: self._of_each(value) if isinstance(value, dict) else value for name, value in infos.items()}
-        return {name: value for name, value in found.items() if isinstance(value, dict) or np.shape(value)[:1] == (self.num_envs,)}
+        n = self.num_envs
+        return {name: value for name, value in found.items() if isinstance(value, dict) or np.shape(value)[:1] == (n,)}
 
 
 def _copied_to_numpy(array: Any) -> np.ndarray:

@@ -179,7 +179,7 @@ class BCQPolicy(BasePolicy):
             net_arch = [400, 300] if self.is_box else discrete
         vae_net_arch = [750, 750] if vae_net_arch is None else vae_net_arch
         self.threshold = threshold
-        self.actions: Actions = (SquashedGaussianActions if self.is_box else CategoricalActions)(action_space)  # type: ignore[arg-type]
+        self.actions: Actions = (SquashedGaussianActions if self.is_box else CategoricalActions)(action_space)
         extractor = self.make_features_extractor
         networks: dict[str, nn.Module]
         if isinstance(action_space, spaces.Box):

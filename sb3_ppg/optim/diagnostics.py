@@ -86,9 +86,9 @@ def leaf_summary(
     """
     Evaluate each leaf of a nested action space on an evenly spread part of the rollout: under "log_prob/path" and
     "entropy/path", the mean of log π of its part of the actions and the mean of its entropy, or of an estimate, in nats.
-    Nothing for other spaces, and for a buffer with its own minibatches.
+    Nothing for other spaces.
     """
-    if not isinstance(policy.actions, NestedActions) or "observations" not in rollout.arrays:
+    if not isinstance(policy.actions, NestedActions):
         return {}
     stride = math.ceil(rollout.n_samples / EVALUATED_SAMPLES)
     rollout = rollout.select(["observations", "actions", *policy.input_keys])

@@ -11,7 +11,7 @@ from gymnasium import spaces
 from sb3_ppg.actions import by_leaf
 from sb3_ppg.arguments import FINITE, argument_value, arguments_of, check_each_argument, check_value, number, require
 from sb3_ppg.buffers.rollout_buffers import RewardNormalizer
-from sb3_ppg.buffers.rollouts import POLICY_KEYS, RESERVED, Rollout, has_own_samples, is_recomputable, leaves_of
+from sb3_ppg.buffers.rollouts import RESERVED, Rollout, has_own_samples, is_recomputable, leaves_of
 from sb3_ppg.environments.watched import normalizers, only_normalizer
 from sb3_ppg.errors import ArgumentError, advise, warn
 from sb3_ppg.objectives import Objective, objective_name
@@ -70,9 +70,7 @@ def check_arguments(model: PhasicInterface) -> None:
     require(model, model.value_learning_rate is None or model.n_value_epochs is not None, "value_learning_rate", remedy)
     cls, classes = model.rollout_buffer_class, model.rollout_buffer_classes
     base = classes[isinstance(model.observation_space, spaces.Dict)]
-    # A class that draws its own samples may keep dictionaries in its own way
-    own: Any = classes[0] if getattr(cls, "_get_samples", None) is not classes[0]._get_samples else base
-    is_class = cls is None or (isinstance(cls, type) and issubclass(cls, (base, own)))
+    is_class = cls is None or (isinstance(cls, type) and issubclass(cls, base))
     remedy = f"use a subclass of {base.__module__}.{base.__name__} for these observations, or None"
     require(model, is_class, "rollout_buffer_class", remedy)
     check_vector_rewards(model)
@@ -116,16 +114,11 @@ def check_prior(model: PhasicInterface) -> None:
 def check_objective(model: PhasicInterface) -> None:
     """Refuse arguments that the objective cannot work with."""
     cls = type(model.objective)
-    needs_rollout = model.n_aux_epochs > 0 or model.replay.capacity > 1 or model.recompute_advantages
-    has_others = model.policy_keys != POLICY_KEYS or model.reward_weights is not None or model.objective.needs_rollout_end
-    has_others |= cls.extras is not Objective.extras or cls.value_targets is not Objective.value_targets
     remedy = (
-        "its own `get`, `_get_samples` or `to_torch` draws PPO's data, and for the policy phase alone; use n_aux_epochs=0, "
-        "without replay_kwargs, recompute_advantages, prior, reward_weights, memory, masks and objectives with data of their "
-        "own; or SB3's class, and aux_buffer_kwargs=dict(storage='mmap') to save memory"
+        "its own `get`, `_get_samples` or `to_torch` would draw the minibatches of the policy phase alone; use SB3's class, "
+        "and aux_buffer_kwargs=dict(storage='mmap') to save memory"
     )
-    is_possible = not has_own_samples(model.rollout_buffer) or not (needs_rollout or has_others)
-    require(model, is_possible, "rollout_buffer_class", remedy)
+    require(model, not has_own_samples(model.rollout_buffer), "rollout_buffer_class", remedy)
     taken = (RESERVED | {f"last_{name}" for name in model.memory}) & vars(model.rollout_buffer).keys()
     remedy = f"its {', '.join(sorted(taken))} would replace an array that training needs; rename it"
     require(model, not taken, "rollout_buffer_class", remedy)
@@ -171,7 +164,7 @@ def check_extras(model: PhasicInterface, rollout: Rollout, extras: Mapping[str, 
         remedy = f"return ({n_envs}, {n_steps}, ...), or ({n_envs}, 1, ...) for what an environment's part has once"
         raise ArgumentError(f"{name} has extras of other shapes: {', '.join(others)}; {remedy}")
     missing = {*model.policy_keys, *(model.aux_keys if model.n_aux_epochs > 0 else ())} - own - {*extras}
-    if missing and rollout.buffer is None:
+    if missing:
         raise ArgumentError(
             f"{name} has {', '.join(sorted(missing))} in `policy_keys` or `aux_keys`, and a rollout has only "
             f"{', '.join(sorted({*own, *extras}))}"

@@ -19,7 +19,6 @@ from sb3_ppg.buffers.rollouts import (
     SeparatesBootstrap,
     add_step,
     batches,
-    has_own_samples,
     is_recomputable,
     reset_rollout_buffer,
     smallest_observations,
@@ -166,7 +165,7 @@ def check_log_probs(model: PhasicInterface, rollout_buffer: RolloutBuffer) -> No
     its networks are random, warn.
     """
     is_inexact = model.use_sde and model.policy.squash_output  # tanh is inverted inexactly
-    if is_inexact or not is_recomputable(rollout_buffer) or has_own_samples(rollout_buffer):
+    if is_inexact or not is_recomputable(rollout_buffer):
         return
     names = ["observations", "actions", "old_log_prob", *model.policy.input_keys]
     last_step = Rollout.of(rollout_buffer, steps=slice(-1, None)).select(names)

@@ -8,7 +8,7 @@ import pytest
 import torch as th
 from gymnasium import spaces
 from sb3_contrib.common.maskable.buffers import MaskableRolloutBuffer
-from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
+from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecNormalize
@@ -246,68 +246,12 @@ class Marking(Objective):
         return {"weights": np.zeros(rollout.shape)}
 
 
-class Compressed(RolloutBuffer):
-    """Has observations in bytes, as sb3-extra-buffers has them."""
-
-    def reset(self):
-        super().reset()
-        self.observations = np.empty((self.buffer_size, self.n_envs), dtype=object)
-
-    def add(self, obs, *others):
-        rows, self.observations = self.observations, np.empty((self.buffer_size, *obs.shape), np.float32)
-        super().add(obs, *others)
-        self.observations, rows[self.pos - 1] = rows, [row.tobytes() for row in obs]
-
-    def _get_samples(self, ids, env=None):
-        rows, self.observations = self.observations, np.stack([np.frombuffer(row[0], np.float32) for row in self.observations])
-        samples, self.observations = super()._get_samples(ids, env), rows
-        return samples
-
-
-def test_a_buffer_with_minibatches_of_its_own_trains_the_policy_phase_with_them():
-    kwargs = OF_BUFFERS | dict(n_aux_epochs=0, n_value_epochs=2)
-    classes = (RolloutBuffer, Compressed, EveryOther)
-    ours, same, fewer = (PPG("MlpPolicy", random_envs(), rollout_buffer_class=cls, **kwargs).learn(3 * 32) for cls in classes)
-    assert not changed(ours, same) and changed(ours, fewer)
-
-
-class CompressedDict(RolloutBuffer):
-    """Has dictionaries of observations, and is no ``DictRolloutBuffer``, as in sb3-extra-buffers."""
-
-    def reset(self):
-        self.obs_shape, shapes = (), self.obs_shape
-        super().reset()
-        self.obs_shape, self.kept = shapes, []
-
-    def add(self, obs, *others):
-        self.kept.append({key: array.copy() for key, array in obs.items()})
-        super().add(np.zeros(self.n_envs), *others)
-
-    def _get_samples(self, ids, env=None):
-        keys = self.kept[0]
-        by_env = {key: np.stack([obs[key] for obs in self.kept], axis=1).reshape(-1, *self.obs_shape[key]) for key in keys}
-        observations = {key: self.to_torch(array[ids]) for key, array in by_env.items()}
-        return super()._get_samples(ids, env)._replace(observations=observations)
-
-
-def test_such_a_buffer_may_keep_dictionaries_in_its_own_way():
-    envs = partial(random_envs, spaces.Dict(a=spaces.Box(-1, 1, (3,))))
-    ours, same = (
-        PPG("MultiInputPolicy", envs(), rollout_buffer_class=cls, **OF_BUFFERS | dict(n_aux_epochs=0)).learn(3 * 32)
-        for cls in (DictRolloutBuffer, CompressedDict)
-    )
-    assert not changed(ours, same)
+def test_a_buffer_with_minibatches_or_dictionaries_of_its_own_is_refused():
+    with pytest.raises(ArgumentError, match=r"`rollout_buffer_class`=.*EveryOther.* its own `get`.* use SB3's class.*mmap"):
+        PPG("MlpPolicy", ones(), rollout_buffer_class=EveryOther, **OF_BUFFERS)
+    envs = random_envs(spaces.Dict(a=spaces.Box(-1, 1, (3,))))
     with pytest.raises(ArgumentError, match=r"`rollout_buffer_class`=.*DictRolloutBuffer for these observations"):
-        PPG("MultiInputPolicy", envs(), rollout_buffer_class=Own, **OF_BUFFERS)
-
-
-NEEDS_ROLLOUTS = (dict(n_aux_epochs=1), dict(recompute_advantages=True), dict(replay_kwargs=dict(policy_rollouts=2)))
-
-
-@pytest.mark.parametrize("needs", NEEDS_ROLLOUTS)
-def test_where_more_than_the_policy_phase_draws_such_a_buffer_is_refused(needs):
-    with pytest.raises(ArgumentError, match=r"`rollout_buffer_class`=.*EveryOther.* its own `get`.* use n_aux_epochs=0.*mmap"):
-        PPG("MlpPolicy", ones(), rollout_buffer_class=EveryOther, **OF_BUFFERS | dict(n_aux_epochs=0) | needs)
+        PPG("MultiInputPolicy", envs, rollout_buffer_class=Own, **OF_BUFFERS)
 
 
 class Longer(PPG):
