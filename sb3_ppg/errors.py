@@ -57,8 +57,8 @@ ADVISED: set[str] = set()  # topics of the advice that this process has given
 
 
 def advise(topic: str, message: str) -> None:
-    """Warn once per process. Where a filter makes errors of warnings, print instead: advice ends no run."""
-    if topic not in ADVISED:
+    """Warn once, under torchrun in the first process. Where a filter makes errors of warnings, print: advice ends no run."""
+    if topic not in ADVISED and os.environ.get("RANK", "0") == "0":
         ADVISED.add(topic)
         try:
             warn(message)
