@@ -29,6 +29,7 @@ from benchmarks import venvs
 from benchmarks.environments import PACKAGES
 from benchmarks.harness import Experiment, Outcome, Report, defaults_of, machines, trained
 from benchmarks.scores import Task, improvements
+from benchmarks.seconds import ALL_GAMES
 from benchmarks.suites.contestants import Settings, entries_of, entry, zoo_entry
 from sb3_ppg import PPG
 from sb3_ppg.buffers.aux_buffer import AuxBuffer
@@ -39,7 +40,7 @@ from sb3_ppg.comparison.scores import interquartile_means
 from sb3_ppg.objectives import Objective
 from sb3_ppg.zoo.hyperparameters import hyperparameter_file
 
-# On the first seven, PPG's defaults were searched (results/defaults_search.md)
+# The highest are round numbers near good agents' returns. On the first seven, PPG's defaults were searched (results/defaults_search.md)
 SMALL = [
     Task("CartPole-v1", 50_000, 22.0, 500.0),
     Task("Pendulum-v1", 80_000, -1230.0, -150.0),
@@ -56,6 +57,17 @@ SMALL = [
     Task("InvertedPendulum-v5", 60_000, 5.0, 1000.0),
     Task("LunarLanderContinuous-v3", 100_000, -180.0, 200.0),
 ]
+LONG = [task for task in SMALL if task.env_id in ("LunarLander-v3", "Hopper-v5", "HalfCheetah-v5", "Walker2d-v5")]
+GAMES = [*ALL_GAMES.values()]
+# Pages that sum up several environments: title, and groups of tasks
+POOLS: dict[str, tuple[str, dict[str, list[Task]]]] = {
+    "defaults": (
+        "Defaults, and what PPG's lead consists of: phase, value units, learning rate",
+        {"all fourteen": SMALL, "the seven that were not searched": SMALL[7:]},
+    ),
+    "images_minatar": ("MinAtar: architectures and auxiliary phases", {"five games": GAMES}),
+    "falling_rate": ("The entry `default` with a learning rate that falls to 0", {"four environments": LONG}),
+}
 PIP = {name: package["pip"] for name, package in PACKAGES.items()} | {"sbx": venvs.SBX}
 NORMALIZED = "dict(norm_obs=False, norm_reward=True)"
 RATES = (1 / 3, 1.0, 3.0)  # factors of both algorithms' learning rate
@@ -73,7 +85,7 @@ class Match(NamedTuple):
     :param module: registers the environment; empty: none
     :param env_kwargs: arguments of ``gymnasium.make``
     :param seeds: seeds of the runs
-    :param page: name of the page on which it stands
+    :param page: name of the page on which it stands, in ``POOLS`` if several environments are summed up there
     """
 
     env_id: str
@@ -82,7 +94,7 @@ class Match(NamedTuple):
     package: str = ""
     module: str = ""
     env_kwargs: Mapping[str, Any] = {}
-    seeds: Sequence[int] = range(5)
+    seeds: Sequence[int] = range(6)  # as many as can tell up to six contestants apart
     page: str = "matches"
 
 
@@ -158,7 +170,8 @@ def with_falling_rate(env_id: str) -> Match:
     """
     own = entries_of(hyperparameter_file("ppg"))["default"]
     falling = {**own, "learning_rate": "lin_3e-4"}
-    return Match(env_id, 1_000_000, {"PPG, rate from 3e-4 to 0": ("ppg", falling), "PPG": ("ppg", own)})
+    contestants = {"PPG, rate from 3e-4 to 0": ("ppg", falling), "PPG": ("ppg", own)}
+    return Match(env_id, 1_000_000, contestants, seeds=range(5), page="falling_rate")
 
 
 def with_memory(env_id: str, n_timesteps: int) -> Match:
@@ -261,18 +274,16 @@ def three_agents(env: VecEnv) -> VecEnv:
 BULLET = ("pybullet-envs-gymnasium", "pybullet_envs_gymnasium")
 MANY = "MultiInputPolicy"  # for observations of several parts
 AGENTS = dict(vec_env_wrapper="benchmarks.matches.three_agents")
-GAMES = ("Asterix", "Breakout", "SpaceInvaders", "Freeway", "Seaquest")
-LONG = ("LunarLander-v3", "Hopper-v5", "HalfCheetah-v5", "Walker2d-v5")
 RATED = ("LunarLander-v3", "Hopper-v5", "HalfCheetah-v5", "Acrobot-v1")
 MATCHES = {
     **{f"{task.env_id}, defaults": with_parts(task) for task in SMALL},
     **{
-        f"MinAtar {name}": Match(f"MinAtar/{name}-v1", 1_000_000, architectures(*MINATAR), page="images_minatar")
-        for name in GAMES
+        task.env_id: Match(task.env_id, 1_000_000, architectures(*MINATAR), seeds=range(5), page="images_minatar")
+        for task in GAMES
     },
     **{name: with_entries(name, 1_000_000) for name in ("Acrobot-v1", "LunarLander-v3", "LunarLanderContinuous-v3")},
     **{f"{name}-v5": with_entries(f"{name}-v5", 1_000_000, f"{name}-v4") for name in ("Hopper", "HalfCheetah", "Walker2d")},
-    **{f"{name}, falling rate": with_falling_rate(name) for name in LONG},
+    **{f"{task.env_id}, falling rate": with_falling_rate(task.env_id) for task in LONG},
     "CartPole without velocities": with_memory("CartPoleNoVel-v1", 100_000),
     "LunarLander-v3, same settings": with_builds("LunarLander-v3", 500_000),
     "HalfCheetah-v5, same settings": with_builds("HalfCheetah-v5", 1_000_000),
@@ -349,67 +360,82 @@ def lines_of(name: str, match: Comparison, rows: pd.DataFrame) -> Iterator[list[
         yield [f"{name}, {MATCHES[name].n_timesteps:,} steps", each, *cells]
 
 
-def pooled(found: dict[str, Comparison]) -> str:
-    """Return a table of scores over the small tasks: all of them, and those on which the defaults were not searched."""
-    lines: list[list[Any]] = []
-    for title, tasks in (("all fourteen", SMALL), ("the seven that were not searched", SMALL[7:])):
-        scores: dict[str, dict[str, np.ndarray]] = {}
-        for view in ("curve", *VIEWS):
-            by_task = [_returns(found[f"{task.env_id}, defaults"], view) for task in tasks]
-            scores[view] = {
-                name: np.stack([task.scores(own[name]) for task, own in zip(tasks, by_task, strict=True)], axis=1)
-                for name in by_task[0]
-            }
-        for name in scores["curve"]:
-            cells = []
-            for own in scores.values():
-                better = "" if name == "PPG" else improvements({"PPG": own["PPG"]}, own[name])["PPG"]
-                cells += [interquartile_means({name: own[name]})[name], better]
-            lines.append([title, name, *cells])
+def pooled(matches: Sequence[Comparison], tasks: Sequence[Task]) -> Iterator[list[Any]]:
+    """Yield a line for each contestant: its scores over tasks, and how probable it is that the first is better."""
+    first, *others = matches[0].settings
+    cells: dict[str, list[Any]] = {name: [] for name in (first, *others)}
+    for view in ("curve", *VIEWS):
+        by_task = [curve_means(match) if view == "curve" else match.returns(view) for match in matches]
+        scores = {
+            name: np.stack([task.scores(own[name]) for task, own in zip(tasks, by_task, strict=True)], axis=1)
+            for name in cells
+        }
+        means = interquartile_means(scores)
+        for name, own in scores.items():
+            cells[name] += [means[name], "" if name == first else improvements({first: scores[first]}, own)[first]]
+    yield from ([name, *own] for name, own in cells.items())
+
+
+def curve_means(match: Comparison) -> dict[str, np.ndarray]:
+    """Return the means of the contestants' curves, (n_seeds,)."""
+    return {name: own.iloc[1:].mean().to_numpy() for name, own in match.curves("steps").items()}
+
+
+def page_of_pool(title: str, groups: Mapping[str, Sequence[Task]], found: Mapping[str, Comparison], rows: pd.DataFrame) -> str:
+    """Return a page about several environments together."""
+    by_env = {MATCHES[name].env_id: match for name, match in found.items()}
+    lines = [
+        [group, *line] for group, tasks in groups.items() for line in pooled([by_env[task.env_id] for task in tasks], tasks)
+    ]
     views = ("mean of the curve", "after equal steps", "after equal seconds")
-    return table(["", "", *(cell for view in views for cell in (view, "PPG better"))], lines)
+    returns = rows.pivot_table(index="contestant", columns="match", values=["return", "seconds"], sort=False)
+    ends = [
+        [name, *(f"{own['return'][match]:.4g}" for match in found), f"{own['seconds'].mean():.0f}"]
+        for name, own in returns.iterrows()
+    ]
+    return page(
+        title,
+        f"{about(rows)} A score is 0 at the return of random actions and 1 at a high return of the task; interquartile means "
+        "over seeds and tasks, and the probability that a run of the first contestant is better, with 95 % stratified bootstrap "
+        "intervals (rliable).",
+        table(["", "", *(cell for view in views for cell in (view, "the first is better"))], lines),
+        f"## Returns, means of the last {N_LAST} points",
+        table(["", *found, "seconds"], ends),
+    )
 
 
-def _returns(match: Comparison, view: str) -> dict[str, np.ndarray]:
-    if view == "curve":
-        return {name: own.iloc[1:].mean().to_numpy() for name, own in match.curves("steps").items()}
-    return match.returns(view)
+def about(rows: pd.DataFrame) -> str:
+    """Return the sentences with which each page begins."""
+    return (
+        f"`python -m benchmarks.matches`, whose description says who PPO is. {machines(rows)} Commit "
+        f"{', '.join(rows['commit'].unique())}. Seeds: {rows['seed'].nunique()}. Returns of 20 deterministic episodes, the same "
+        f"for all, at the end means of the last {N_LAST} of ten points. Seconds are those of the processor, compiling included, "
+        "without evaluations."
+    )
 
 
 def report(experiment: Experiment) -> Report:
     """Return the pages of the matches of which all runs are there."""
     rows, curves, pages = experiment.rows(), experiment.curves(), {}
-    head = ["", "", "return after the same steps", "the first is", "after the same seconds", "the first is", "seconds"]
-    head += ["of which torch compiled", "in training"]
-    for name, title in TITLES.items():
-        found = compared(rows, curves, [each for each, match in MATCHES.items() if match.page == name])
+    for name, (title, groups) in {"matches": ("PPG beside PPO at its best", {}), **POOLS}.items():
+        wanted_here = [each for each, match in MATCHES.items() if match.page == name]
+        found = compared(rows, curves, wanted_here)
         own = rows[rows["match"].isin(found)]
-        if len(own) == 0:
-            continue
-        about = (
-            f"`python -m benchmarks.matches`, whose description says who PPO is. {machines(own)} Commit "
-            f"{', '.join(own['commit'].unique())}. Five seeds; returns of 20 deterministic episodes, the same for all, means "
-            f"of the last {N_LAST} of ten points; interquartile means with 95 % intervals. Verdicts: those of `sb3-ppg "
-            "compare` for one environment: Mann-Whitney test with Holm's correction over opponents and views, 2.5 %; beside "
-            "them the probability that a run of the first contestant is better. Seconds are those of the processor, without "
-            "evaluations."
-        )
-        lines = [line for each, match in found.items() for line in lines_of(each, match, own)]
-        summary = [pooled(found), SCORES] if name == "defaults" and len(found) == len(SMALL) else []
-        pages[f"{name}.md"] = page(title, about, *summary, table(head, lines))
+        if groups and len(found) == len(wanted_here):
+            pages[f"{name}.md"] = page_of_pool(title, groups, found, own)
+        elif found and not groups:
+            head = ["", "", "return after the same steps", "the first is", "after the same seconds", "the first is"]
+            head += ["seconds", "of which torch compiled", "in training"]
+            verdict = (
+                "Interquartile means with 95 % intervals. Verdicts: those of `sb3-ppg compare` for one environment: "
+                "Mann-Whitney test with Holm's correction over opponents and views, 2.5 %; beside them the probability that a "
+                "run of the first contestant is better."
+            )
+            lines = [line for each, match in found.items() for line in lines_of(each, match, own)]
+            pages["matches.md"] = page(title, f"{about(own)} {verdict}", table(head, lines))
     return pages
 
 
-TITLES = {
-    "matches": "PPG beside PPO at its best",
-    "images_minatar": "Images: architectures and auxiliary phases",
-    "defaults": "Defaults, and what PPG's lead consists of: phase, value units, learning rate",
-}
-SCORES = (
-    "A score is 0 at the return of random actions and 1 at a high return of the task; interquartile means over seeds and "
-    'tasks, and the probability that a run of PPG is better, with 95 % stratified bootstrap intervals (rliable). "Normalized '
-    'rewards": `VecNormalize(env, norm_obs=False)`.'
-)
 MATCHED = Experiment("matches", wanted, train, report, columns, ("match", "contestant", "seed", "settings"))
 
 if __name__ == "__main__":
