@@ -40,7 +40,7 @@ from sb3_ppg.comparison.scores import interquartile_means
 from sb3_ppg.objectives import Objective
 from sb3_ppg.zoo.hyperparameters import hyperparameter_file
 
-# The highest are round numbers near good agents' returns. On the first seven, PPG's defaults were searched (results/defaults_search.md)
+# On the first seven, PPG's defaults were searched (results/defaults_search.md)
 SMALL = [
     Task("CartPole-v1", 50_000, 22.0, 500.0),
     Task("Pendulum-v1", 80_000, -1230.0, -150.0),
@@ -388,16 +388,17 @@ def page_of_pool(title: str, groups: Mapping[str, Sequence[Task]], found: Mappin
         [group, *line] for group, tasks in groups.items() for line in pooled([by_env[task.env_id] for task in tasks], tasks)
     ]
     views = ("mean of the curve", "after equal steps", "after equal seconds")
-    returns = rows.pivot_table(index="contestant", columns="match", values=["return", "seconds"], sort=False)
+    contestants = [*next(iter(found.values())).settings]
+    means = rows.pivot_table(index="contestant", columns="match", values=["return", "seconds"]).loc[contestants]
     ends = [
         [name, *(f"{own['return'][match]:.4g}" for match in found), f"{own['seconds'].mean():.0f}"]
-        for name, own in returns.iterrows()
+        for name, own in means.iterrows()
     ]
     return page(
         title,
         f"{about(rows)} A score is 0 at the return of random actions and 1 at a high return of the task; interquartile means "
-        "over seeds and tasks, and the probability that a run of the first contestant is better, with 95 % stratified bootstrap "
-        "intervals (rliable).",
+        "over seeds and tasks, and the probability that a run of the first contestant is better, with 95 % stratified "
+        "bootstrap intervals (rliable).",
         table(["", "", *(cell for view in views for cell in (view, "the first is better"))], lines),
         f"## Returns, means of the last {N_LAST} points",
         table(["", *found, "seconds"], ends),
@@ -408,9 +409,9 @@ def about(rows: pd.DataFrame) -> str:
     """Return the sentences with which each page begins."""
     return (
         f"`python -m benchmarks.matches`, whose description says who PPO is. {machines(rows)} Commit "
-        f"{', '.join(rows['commit'].unique())}. Seeds: {rows['seed'].nunique()}. Returns of 20 deterministic episodes, the same "
-        f"for all, at the end means of the last {N_LAST} of ten points. Seconds are those of the processor, compiling included, "
-        "without evaluations."
+        f"{', '.join(rows['commit'].unique())}. Seeds: {rows['seed'].nunique()}. Returns of 20 deterministic episodes, the "
+        f"same for all, at the end means of the last {N_LAST} of ten points. Seconds are those of the processor, compiling "
+        "included, without evaluations."
     )
 
 

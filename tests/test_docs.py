@@ -193,14 +193,3 @@ def test_the_page_of_libraries_has_what_was_run():
             assert versions == re.findall(r" (\d\S*?)(?:,|$)", ", ".join(rows.libraries[scripts])), line
         else:
             assert all(f"=={version}" in packages for version in versions), line
-
-
-@pytest.mark.parametrize("module", PUBLIC)
-def test_everything_public_is_documented(module):
-    public = importlib.import_module(module)
-    for name, thing in ((name, getattr(public, name)) for name in public.__all__):
-        if inspect.isclass(thing) or inspect.isfunction(thing):
-            assert thing.__doc__, name
-        for method, function in inspect.getmembers(thing, inspect.isroutine) if inspect.isclass(thing) else []:
-            if not method.startswith("_") and str(getattr(function, "__module__", "")).startswith("sb3_ppg"):
-                assert inspect.getdoc(function), f"{name}.{method}"

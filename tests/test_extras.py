@@ -159,14 +159,3 @@ def test_what_an_environment_may_not_return_is_explained_and_its_errors_stay_wha
     monkeypatch.setattr(RandomEnv, "step", lambda *_: int("a number"))
     with pytest.raises(ValueError, match=r"^invalid literal for int\(\)"):
         model.learn(16)
-
-
-def test_observations_that_sb3_does_not_take_name_the_wrapper():
-    part = spaces.Discrete(3)
-    for space in (spaces.Tuple([part, VECTOR]), spaces.Dict(a=spaces.Dict(b=part)), spaces.Dict(a=spaces.Tuple([part]))):
-        env = RandomEnv(space, spaces.Discrete(2))
-        with pytest.raises(NotImplementedError, match="FlattenObservation"):
-            PPG("MultiInputPolicy", env)
-        PPG("MlpPolicy", gymnasium.wrappers.FlattenObservation(env), **SMALL)
-    with pytest.raises(NotImplementedError, match="ObservationWrapper"):
-        PPG("MlpPolicy", RandomEnv(spaces.Sequence(part), spaces.Discrete(2)))

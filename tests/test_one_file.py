@@ -2,7 +2,6 @@
 
 import ast
 import importlib.util
-import re
 import sys
 from itertools import product
 
@@ -109,21 +108,3 @@ def test_it_is_short_and_needs_sb3_and_torch_alone():
     names = {getattr(node, "module", None) or alias.name for node in nodes for alias in node.names}
     libraries = {name.split(".")[0] for name in names} - sys.stdlib_module_names
     assert libraries == {"gymnasium", "numpy", "stable_baselines3", "torch"}  # the first two are SB3's
-
-
-def test_its_page_counts_the_lines_of_each_module_of_the_package_once():
-    package = ROOT / "sb3_ppg"
-    page = (ROOT / "docs" / "algorithm" / "one_file.md").read_text()
-    assert page.count("\n") <= 60
-    rows = [(re.findall(r"`([^`]+)`", paths), int(lines)) for paths, lines in re.findall(r"\| (`.+`) \| (\d+) \|", page)]
-    named = {package / path for paths, _ in rows for path in paths}
-    counted = []
-    for paths, lines in rows:
-        found = [package / path for path in paths if path.endswith(".py")]
-        found += [
-            module for path in paths if path.endswith("/") for module in (package / path).rglob("*.py") if module not in named
-        ]
-        n_lines = sum(module.read_text().count("\n") for module in found)
-        assert abs(lines - n_lines) <= n_lines / 10, (paths, n_lines)
-        counted += found
-    assert sorted(counted) == sorted(package.rglob("*.py"))

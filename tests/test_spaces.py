@@ -13,7 +13,6 @@ from tests.helpers import (
     NESTED,
     SMALL,
     VECTOR,
-    RandomEnv,
     assert_both_phases_train,
     image_space,
     masked_envs,
@@ -91,16 +90,3 @@ def test_both_phases_train_every_parameter_and_the_loaded_model_predicts_the_sam
     assert state is None or np.abs(state[0]).max() > 0
     loaded.set_env(env)
     loaded.learn(16)
-
-
-class Bandit(RandomEnv):
-    """The observation has no numbers, and the reward is the action."""
-
-    def step(self, action):
-        return self.observation_space.sample(), float(action), True, False, {}
-
-
-def test_an_observation_without_numbers_trains():
-    env = Bandit(spaces.Dict(nothing=spaces.Box(-1, 1, (0,))), spaces.Discrete(2))
-    model = PPG("MultiInputPolicy", env, **SMALL).learn(16)
-    assert model.n_aux_phases == 1 and model.predict(env.reset()[0])[0] in (0, 1)

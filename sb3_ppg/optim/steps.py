@@ -126,6 +126,7 @@ class FlatAdam:
                 )
 
     def set_learning_rates(self) -> None:
+        """Copy the learning rates of the optimizer's groups, which callbacks and schedules change."""
         for flat, (group, *_) in zip(self.groups, self._originals, strict=True):
             flat.learning_rate.fill_(group["lr"])
 

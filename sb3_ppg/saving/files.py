@@ -24,7 +24,7 @@ from sb3_ppg.errors import ModelFormatError, advise, nearest, raised_as, warn
 
 MODEL_VERSION = 1  # of the format of models' files
 SAVED_BY = "_saved_by"  # attribute in the file: the version of its format, and the writer's `_class_names`
-WRITTEN_BY = "_sb3_ppg_version"  # attribute in the file, except in older ones: the `package_version`
+WRITTEN_BY = "_sb3_ppg_version"  # attribute in the file: the `package_version`
 # A file system may refuse to rename onto a mounted file, or to flush
 REFUSED = {errno.EPERM, errno.EACCES, errno.EBUSY, errno.EXDEV, errno.EROFS, errno.EINVAL, errno.ENOSYS, errno.ENOTSUP}
 PREFIX = ".sb3_ppg-"  # of temporary files
@@ -169,7 +169,7 @@ def checked_model_file(path: str | Path | io.BufferedIOBase, cls: type, given: A
                 "model.policy.load_state_dict(PPO.load(path).policy.state_dict(), strict=False)"
             )
         format_version, saved_by, *bases = attributes[SAVED_BY]
-        check_version(path, format_version, MODEL_VERSION, attributes.get(WRITTEN_BY))
+        check_version(path, format_version, MODEL_VERSION, attributes[WRITTEN_BY])
         if cls.__name__ in bases:
             warn(f"{path} was saved by {saved_by}, a class derived from {cls.__name__}: what it adds is not there")
         elif saved_by not in _class_names(cls):

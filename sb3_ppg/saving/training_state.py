@@ -166,7 +166,7 @@ def load_training_state(model: PhasicInterface, path: Path) -> None:
 
 
 def _check_identity(path: Path, description: dict[str, Any], wanted: dict[str, Any]) -> None:
-    check_version(path, description["version"], FORMAT_VERSION, description.get(WRITTEN_BY))
+    check_version(path, description["version"], FORMAT_VERSION, description[WRITTEN_BY])
     found = description["identity"]
     for name, value in wanted.items():
         if found.get(name) != value:

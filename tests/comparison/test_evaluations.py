@@ -109,7 +109,7 @@ def test_evaluations_do_not_change_the_training(tmp_path):
 
 
 def test_episodes_end_with_the_last_life(tmp_path):
-    """Otherwise the next evaluation would go on with the lives that are left."""
+    """The return is that of all three lives, although ``EpisodicLifeEnv`` ends an episode with each of them."""
     model = PPO("MlpPolicy", make_vec_env(Lives, seed=0, wrapper_class=EpisodicLifeEnv), **ROLLOUT)
     callback = Evaluations(str(tmp_path / "evaluations.csv"), 64)
     callback.make_envs = partial(make_vec_env, Lives, wrapper_class=EpisodicLifeEnv)

@@ -249,16 +249,6 @@ def test_a_reward_normalizer_without_clipping(tmp_path):
     refused(tmp_path, "`reward_normalizer=None` cannot work")
 
 
-def test_a_model_for_eight_environments_plays_and_learns_in_one(tmp_path):
-    venv = DummyVecEnv([lambda: RandomEnv(BOX, spaces.Discrete(2))] * 8)
-    model = PPG("MlpPolicy", venv, **SMALL, aux_batch_size=64)
-    save_pretrained(model, tmp_path)
-    loaded = from_pretrained(tmp_path, RandomEnv(BOX, spaces.Discrete(2)))
-    loaded.predict(np.zeros(3, np.float32))
-    loaded.learn(16)
-    from_pretrained(tmp_path, venv).learn(64)
-
-
 def test_the_callers_own_mistakes_are_not_the_files(small):
     with pytest.raises(ModelFormatError, match=r"^`env` is not what the model was trained in .*: Observation spaces"):
         from_pretrained(small, RandomEnv(spaces.Box(-1, 1, (5,)), spaces.Discrete(2)))

@@ -27,7 +27,7 @@ from stable_baselines3.common.env_util import make_vec_env
 
 from sb3_ppg import PPG, ArgumentError, MaskablePPG, ModelFormatError, RecurrentPPG, aux_buffer_path
 from sb3_ppg.hub import save_pretrained
-from sb3_ppg.saving.files import atomic_writes, mark, saved_attributes
+from sb3_ppg.saving.files import atomic_writes
 from tests.helpers import ROOT, run_in_a_new_process
 from tests.hub.watch import generator_states
 from tests.saving.small_models import everything, same, small
@@ -291,15 +291,6 @@ def test_a_folder_of_the_same_name_is_beside_the_file(tmp_path):
         PPG.load(tmp_path / "model")
 
 
-def test_load_and_set_env_take_the_name_of_an_environment(tmp_path):
-    model = PPG("MlpPolicy", "CartPole-v1", n_steps=8, batch_size=8)
-    model.save(tmp_path / "model")
-    assert PPG.load(tmp_path / "model", env="CartPole-v1").n_envs == 1
-    model.set_env("CartPole-v1")
-    with pytest.raises(ValueError, match="Observation spaces do not match"):
-        model.set_env("Pendulum-v1")
-
-
 def test_newer_files_are_refused(tmp_path, monkeypatch):
     model = small().learn(8)
     with monkeypatch.context() as patched:
@@ -314,14 +305,6 @@ def test_newer_files_are_refused(tmp_path, monkeypatch):
             load(tmp_path / name)
     with pytest.raises(FileNotFoundError):
         PPG.load(tmp_path / "none.zip")
-
-
-def test_files_that_do_not_say_which_version_wrote_them_are_read(tmp_path, monkeypatch):
-    model = small().learn(8)
-    monkeypatch.setattr("sb3_ppg.phasic_algorithm.mark", lambda model: mark(model) or vars(model).pop("_sb3_ppg_version"))
-    model.save(tmp_path / "model.zip")
-    assert "_sb3_ppg_version" not in saved_attributes(tmp_path / "model.zip")
-    assert same(PPG.load(tmp_path / "model.zip", device="cpu"), model)
 
 
 def test_the_version_has_the_commit_in_the_packages_own_clone_alone(tmp_path):

@@ -32,17 +32,6 @@ from tests.zoo.test_commands import n_frames
 
 pytestmark = pytest.mark.slow
 
-ENDLESS = """
-import gymnasium
-
-class Endless(gymnasium.Env):
-    observation_space, action_space = gymnasium.spaces.Box(0, 1), gymnasium.spaces.Discrete(2)
-    reset = lambda self, **_: (self.observation_space.sample(), {})
-    step = lambda self, action: (self.observation_space.sample(), 1.0, False, False, {})
-
-gymnasium.register("Endless-v0", Endless)
-"""
-
 
 def test_settings_of_ones_own_file_are_advised_on(tmp_path):
     """The settings of our files were run as they are."""
@@ -61,8 +50,7 @@ def test_a_callback_leaves_the_settings_ours(tmp_path, recwarn):
 
 
 def test_an_evaluation_that_would_not_end_is_given_up(tmp_path):
-    (tmp_path / "endless.py").write_text(ENDLESS)
-    options = ["--gym-packages", "endless", "-n", "64", "--eval-freq", "64", "--eval-episodes", "1"]
+    options = ["--gym-packages", __name__, "-n", "64", "--eval-freq", "64", "--eval-episodes", "1"]
     output = run("train", "--env", "Endless-v0", *options, *SMALL, cwd=tmp_path)
     assert output.count("An evaluation was given up") == 1
 
@@ -130,6 +118,7 @@ class Filmed(RandomEnv):
 # For --gym-packages; in the tests' environments an invalid action is an error
 gym.register("Strict-v0", MaskedEnv)
 gym.register("Nested-v0", Filmed)
+gym.register("Endless-v0", RandomEnv, kwargs=dict(episode_length=10**9))
 gym.register("Goals-v0", lambda: VectorRewards(VectorRewardEnv(), weights=[1.0, 0.5]))
 
 
