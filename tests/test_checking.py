@@ -249,7 +249,7 @@ def test_advice_follows_from_spaces_lengths_and_seconds():
     dictionary = with_(
         observation_space=spaces.Dict(a=Right.observation_space), observe=lambda self: {"a": Right.observe(self)}
     )
-    assert 'PPG("CnnPolicy", n_steps=128), with 8' in advice(image)
+    assert 'PPG("CnnPolicy", n_steps=128), with 8' in advice(image, 0.5)
     assert 'PPG("MultiInputPolicy", n_steps=128), with 8' in advice(dictionary)
     assert 'MaskablePPG("MlpPolicy"' in advice(Masked)
     for env in ("Pendulum-v1", lambda: make_vec_env("Pendulum-v1", 2), lambda: gym.make_vec("Pendulum-v1", 2)):

@@ -136,7 +136,7 @@ class CompiledStep(CompiledFunction):
         self._compiled_sizes: set[int] = set()
 
     def begin(self, update: Update) -> None:
-        """Take the optimizer, the numbers and the hooks of an update, before its first minibatch."""
+        """Prepare for an update: its parameters, its numbers as tensors, and reasons to give up."""
         self.has_run = False  # in this update
         self._optimizer = update.optimizer
         self._parameters = parameters_of(update.optimizer)

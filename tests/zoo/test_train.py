@@ -264,7 +264,7 @@ def test_a_killed_run_goes_on_whatever_the_kill_has_left(tmp_path):
     said = run(*command, cwd=tmp_path)
     assert said.endswith("The run in logs/ppg/CartPole-v1_1 is finished; a larger -n extends it\n")
     assert len(list((tmp_path / "tb/CartPole-v1/CartPole-v1_1").iterdir())) == 2  # of the first two, one of which never began
-    assert "Mean reward" in run("enjoy", "--no-render", "-n", "20", cwd=tmp_path)
+    assert "Mean reward" in run("enjoy", "--no-render", "-n", "500", cwd=tmp_path)
 
 
 def test_ctrl_c_leaves_a_model_and_the_same_command_goes_on(tmp_path):
@@ -362,7 +362,7 @@ def test_other_algorithms_start_again_unless_they_are_finished(tmp_path):
     assert load_results(str(tmp_path / "mine"))["l"].sum() <= 64
     assert "is finished\n" in run(*command, cwd=tmp_path)
     run(*command[:4], "mine/CartPole-v1.zip", *command[5:], cwd=tmp_path, fails=True)
-    assert "Mean reward" in run("enjoy", "--algo", "ppo", "--run-folder", "mine", "--no-render", "-n", "20", cwd=tmp_path)
+    assert "Mean reward" in run("enjoy", "--algo", "ppo", "--run-folder", "mine", "--no-render", "-n", "500", cwd=tmp_path)
 
 
 def test_a_run_that_resumes_evaluates_when_it_would_have(tmp_path):
