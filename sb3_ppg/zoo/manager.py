@@ -385,7 +385,7 @@ class Manager(ExperimentManager):
 
     @override
     def hyperparameters_optimization(self) -> None:
-        evaluating = _MaskableTrialEvalCallback if self.is_masked else TrialEvalCallback
+        evaluating = _MaskableTrialEvaluations if self.is_masked else _TrialEvaluations
         with patch.object(rl_zoo3.exp_manager, "TrialEvalCallback", evaluating):
             super().hyperparameters_optimization()
         if self.study is not None:  # its trials have run in this process
@@ -450,5 +450,9 @@ class _MaskableEvaluations(_Evaluations, MaskableEvalCallback):
     """Evaluates under action masks."""
 
 
-class _MaskableTrialEvalCallback(TrialEvalCallback, MaskableEvalCallback):
+class _TrialEvaluations(TrialEvalCallback, _Evaluations):
+    """Evaluates the trials of a search."""
+
+
+class _MaskableTrialEvaluations(TrialEvalCallback, _MaskableEvaluations):
     """Evaluates the trials of a search under action masks."""
