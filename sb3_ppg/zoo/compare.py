@@ -78,7 +78,8 @@ def contestant(name: str, args: argparse.Namespace) -> tuple[list[str], list[str
         options: dict[str, Any] = dict(eval_freq=-1, verbose=0, config=config, hyperparams=values)
         manager = Manager(argparse.Namespace(), algorithm, args.env, "", **options)
         settings, _ = manager.read_hyperparameters()
-        manager._check_names(settings)
+        if ALGOS[algorithm].__module__.startswith(("sb3_ppg.", "stable_baselines3.", "sb3_contrib.")):  # not a user's **kwargs
+            manager._check_names(settings)
         if manager.is_ours:
             manager._preprocess_schedules({**settings})
     settings = {key: value for key, value in settings.items() if key not in ("n_timesteps", "callback")}  # not used here

@@ -385,7 +385,8 @@ class Manager(ExperimentManager):
 
     @override
     def hyperparameters_optimization(self) -> None:
-        evaluating = _MaskableTrialEvaluations if self.is_masked else _TrialEvaluations
+        ours = _MaskableTrialEvaluations if self.is_masked else _TrialEvaluations
+        evaluating = TrialEvalCallback if self.algo in OFFLINE else ours  # whose training has no steps of the environment
         with patch.object(rl_zoo3.exp_manager, "TrialEvalCallback", evaluating):
             super().hyperparameters_optimization()
         if self.study is not None:  # its trials have run in this process

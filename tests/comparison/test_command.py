@@ -34,6 +34,7 @@ class EndsAfterNoise(gymnasium.Env):
 
 class Mine(PPO):
     def __init__(self, *args, **kwargs):
+        self.own = kwargs.pop("own", 1)
         super().__init__(*args, **{"n_steps": 32, "batch_size": 32, **kwargs})
 
 gymnasium.register("Noise-v0", EndsAfterNoise, max_episode_steps=50)
@@ -84,11 +85,15 @@ def test_a_verdict_after_more_seeds_counts_the_looks(tmp_path):
 @pytest.mark.slow
 def test_classes_and_environments_of_a_module(tmp_path):
     (tmp_path / "noise.py").write_text(MODULE)
-    command = ["compare", "--env", "Noise-v0", "--algos", "ppg", "mine", "--gym-packages", "noise", "--defaults"]
+    command = ["compare", "--env", "Noise-v0", "--algos", "ppg", "mine: own=2", "--gym-packages", "noise", "--defaults"]
     command += ["-n", "512", "--seeds", "1", "--jobs", "2", "-f", "here"]
     run(*command, cwd=tmp_path)
     rows = pd.read_csv(tmp_path / "here" / "compare.csv")
-    assert set(rows["contestant"]) == {"ppg", "mine"} and (rows["return_at_end"] == 50).all() and (rows["seconds"] > 0).all()
+    assert (
+        set(rows["contestant"]) == {"ppg", "mine: own=2"}
+        and (rows["return_at_end"] == 50).all()
+        and (rows["seconds"] > 0).all()
+    )
     assert "here/mine_defaults.yml" in (tmp_path / "here" / "compare.md").read_text()
     for code, n_runs in ((MODULE, 0), (MODULE.replace("1.0, bool", "2.0, bool"), 2)):
         (tmp_path / "noise.py").write_text(code)
