@@ -2,6 +2,7 @@
 
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -38,6 +39,9 @@ class Episodes(BaseCallback):
             if "episode" in info:
                 self.stream.write(f"{self.num_timesteps},{self.clock() - self.start:.3f},{info['episode']['r']}\n")
         return True
+
+
+RECORDED: dict[str, Any] = dict(recorder=Episodes, clock="process_time")  # arguments of ``Run``
 
 
 def curve(run: Run, n_latest: int = 20, n_points: int = 50) -> pd.DataFrame:

@@ -28,10 +28,8 @@ from typing import Any
 import pandas as pd
 import yaml
 from matplotlib.figure import Figure
-from stable_baselines3.common.callbacks import BaseCallback
 from tqdm import tqdm
 
-from benchmarks.episodes import Episodes
 from sb3_ppg.comparison.runs import Run, machine, short_hash
 
 RESULTS = Path(__file__).parent / "results"
@@ -64,8 +62,6 @@ def trained(
     seed: int,
     n_timesteps: int,
     *options: str,
-    recorder: type[BaseCallback] = Episodes,
-    clock: str = "process_time",
     **how: Any,
 ) -> Run:
     """
@@ -79,7 +75,7 @@ def trained(
     config.write_text(yaml.safe_dump({env_id: {"n_timesteps": n_timesteps, **settings}}))
     words = ["--algo", algorithm, "--env", env_id, "-conf", str(config), "-n", str(n_timesteps), "--seed", str(seed)]
     own = ["--gym-packages", "benchmarks.suites.contestants", "--device", "cpu", "--eval-freq", "-1"]
-    run = Run(folder / "run", [*words, *own, *options], n_timesteps, recorder=recorder, clock=clock, **how)
+    run = Run(folder / "run", [*words, *own, *options], n_timesteps, **how)
     if not run.is_finished:
         run.finish(run.start().wait())
     return run

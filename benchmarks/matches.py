@@ -33,7 +33,6 @@ from benchmarks.seconds import ALL_GAMES
 from benchmarks.suites.contestants import Settings, entries_of, entry, zoo_entry
 from sb3_ppg import PPG
 from sb3_ppg.buffers.aux_buffer import AuxBuffer
-from sb3_ppg.comparison.evaluations import Evaluations
 from sb3_ppg.comparison.report import N_LAST, VIEWS, Comparison, page, table
 from sb3_ppg.comparison.runs import short_hash
 from sb3_ppg.comparison.scores import interquartile_means
@@ -337,8 +336,7 @@ def train(run: tuple[str, str, int], folder: Path) -> Outcome:
     options += ["--eval-episodes", "20", *(["--env-kwargs"] if match.env_kwargs else [])]
     options += [f"{key}:{value!r}" for key, value in match.env_kwargs.items()]
     python = str(venvs.installed(match.package, PIP[match.package])[0]) if match.package else sys.executable
-    how: dict[str, Any] = dict(recorder=Evaluations, clock="processor", python=python)
-    curve = trained(folder, algorithm, match.env_id, settings, seed, match.n_timesteps, *options, **how).rows()
+    curve = trained(folder, algorithm, match.env_id, settings, seed, match.n_timesteps, *options, python=python).rows()
     last = curve.iloc[-1][["seconds", "compile_seconds", "training_return"]].to_dict()
     return {"return": round(float(curve["return"].iloc[-N_LAST:].mean()), 3), **last}, curve
 
@@ -424,25 +422,32 @@ def about(rows: pd.DataFrame) -> str:
     )
 
 
+def page_of_verdicts(found: Mapping[str, Comparison], rows: pd.DataFrame) -> str:
+    """Return the page about single environments."""
+    head = ["", "", "return after the same steps", "the first is", "after the same seconds", "the first is", "seconds"]
+    return page(
+        "PPG beside PPO at its best",
+        f"{about(rows)} Interquartile means with 95 % intervals. Verdicts: those of `sb3-ppg compare` for one environment: "
+        "Mann-Whitney test with Holm's correction over opponents and views, 2.5 %; beside them the probability that a run of "
+        "the first contestant is better.",
+        table(
+            [*head, "of which torch compiled", "in training"],
+            (line for name, match in found.items() for line in lines_of(name, match, rows)),
+        ),
+    )
+
+
 def report(experiment: Experiment) -> Report:
-    """Return the pages of the matches of which all runs are there."""
+    """Return the page of those single environments, and those of sums of environments, of which all runs are there."""
     rows, curves, pages = experiment.rows(), experiment.curves(), {}
-    for name, (title, groups) in {"matches": ("PPG beside PPO at its best", {}), **POOLS}.items():
+    for name in ("matches", *POOLS):
         wanted_here = [each for each, match in MATCHES.items() if match.page == name]
         found = compared(rows, curves, wanted_here)
         own = rows[rows["match"].isin(found)]
-        if groups and len(found) == len(wanted_here):
-            pages[f"{name}.md"] = page_of_pool(title, groups, found, own)
-        elif found and not groups:
-            head = ["", "", "return after the same steps", "the first is", "after the same seconds", "the first is"]
-            head += ["seconds", "of which torch compiled", "in training"]
-            verdict = (
-                "Interquartile means with 95 % intervals. Verdicts: those of `sb3-ppg compare` for one environment: "
-                "Mann-Whitney test with Holm's correction over opponents and views, 2.5 %; beside them the probability that a "
-                "run of the first contestant is better."
-            )
-            lines = [line for each, match in found.items() for line in lines_of(each, match, own)]
-            pages["matches.md"] = page(title, f"{about(own)} {verdict}", table(head, lines))
+        if name in POOLS and len(found) == len(wanted_here):
+            pages[f"{name}.md"] = page_of_pool(*POOLS[name], found, own)
+        elif name not in POOLS and found:
+            pages[f"{name}.md"] = page_of_verdicts(found, own)
     return pages
 
 

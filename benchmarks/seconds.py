@@ -12,7 +12,7 @@ from typing import Any
 
 import pandas as pd
 
-from benchmarks.episodes import curve
+from benchmarks.episodes import RECORDED, curve
 from benchmarks.harness import RESULTS, Experiment, Outcome, Report, trained
 from benchmarks.scores import Task
 from benchmarks.suites.contestants import TASKS, Settings, entry
@@ -52,7 +52,7 @@ def train(run: dict[str, Any], folder: Path) -> Outcome:
     """Train an agent; its row has the mean return of its last hundred episodes."""
     changes = dict(compile_updates=False) if run["algorithm"] == "ppg" else {}
     algorithm, game = run["algorithm"], run["game"]
-    done = trained(folder, algorithm, game, settings(algorithm, game) | changes, run["seed"], FULL)
+    done = trained(folder, algorithm, game, settings(algorithm, game) | changes, run["seed"], FULL, **RECORDED)
     last = done.rows().tail(100)
     row = {"return": round(float(last["return"].mean()), 3), "steps": last["steps"].iloc[-1]}
     return row | {"seconds": round(last["seconds"].iloc[-1])}, curve(done, n_latest=100, n_points=25)

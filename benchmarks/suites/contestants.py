@@ -14,6 +14,7 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.torch_layers import NatureCNN
 from typing_extensions import override
 
+from benchmarks.episodes import RECORDED
 from benchmarks.harness import defaults_of, trained
 from benchmarks.scores import Task
 from sb3_ppg import PPG
@@ -212,7 +213,8 @@ class Training(NamedTuple):
         """Carry it out, with further options."""
         env_kwargs = [f"{name}:{value!r}" for name, value in (self.task.env_kwargs or {}).items()]
         options = (*options, *(["--env-kwargs", *env_kwargs] if env_kwargs else []))
-        return trained(folder, self.algorithm, self.task.env_id, self.settings(), self.seed, self.n_timesteps, *options)
+        env_id, settings = self.task.env_id, self.settings()
+        return trained(folder, self.algorithm, env_id, settings, self.seed, self.n_timesteps, *options, **RECORDED)
 
     def hash(self) -> str:
         """Return a hash of everything that decides what is learned except the seed, however it is written."""

@@ -215,8 +215,8 @@ def _pieces(rollout: Rollout, names: Sequence[str], length: int) -> tuple[Any, .
 @cache
 def batch_type(names: tuple[str, ...]) -> Any:
     """Return the type of the batches with these fields, the same one for the same names."""
-    cls = namedtuple("Batch", [*names])  # type: ignore[misc]
-    cls.__getattr__ = _absent  # type: ignore[attr-defined]
+    cls = cast(Any, namedtuple)("Batch", names)
+    cls.__getattr__ = _absent
     return cls
 
 
