@@ -19,6 +19,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
 from rl_zoo3 import ALGOS
 from stable_baselines3 import PPO
 from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, VecMonitor
@@ -28,14 +30,14 @@ from typing_extensions import override
 from benchmarks import venvs
 from benchmarks.environments import PACKAGES
 from benchmarks.harness import Experiment, Outcome, Report, defaults_of, machines, trained
-from benchmarks.scores import Task, improvements
+from benchmarks.scores import Task, improvements, interquartile_means
 from benchmarks.seconds import ALL_GAMES
 from benchmarks.suites.contestants import Settings, entries_of, entry, zoo_entry
 from sb3_ppg import PPG
 from sb3_ppg.buffers.aux_buffer import AuxBuffer
-from sb3_ppg.comparison.report import N_LAST, VIEWS, Comparison, page, table
+from sb3_ppg.comparison.report import COLORS, N_LAST, VIEWS, Comparison, draw_seeds, finish, page, table
 from sb3_ppg.comparison.runs import short_hash
-from sb3_ppg.comparison.scores import interquartile_means
+from sb3_ppg.comparison.scores import Scores
 from sb3_ppg.objectives import Objective
 from sb3_ppg.zoo.hyperparameters import hyperparameter_file
 
@@ -367,16 +369,22 @@ def lines_of(name: str, match: Comparison, rows: pd.DataFrame) -> Iterator[list[
         yield [f"{name}, {MATCHES[name].n_timesteps:,} steps", each, *cells]
 
 
+def scores_of(tasks: Sequence[Task], found: Sequence[Mapping[str, Any]]) -> Scores:
+    """
+    Return the contestants' scores, (..., n_seeds, n_tasks).
+
+    :param found: for each task, the contestants' returns, (..., n_seeds)
+    """
+    pairs = [*zip(tasks, found, strict=True)]
+    return {name: np.stack([task.scores(np.asarray(own[name])) for task, own in pairs], axis=-1) for name in found[0]}
+
+
 def pooled(matches: Sequence[Comparison], tasks: Sequence[Task]) -> Iterator[list[Any]]:
     """Yield a line for each contestant: its scores over tasks, and how probable it is that the first is better."""
     first, *others = matches[0].settings
     cells: dict[str, list[Any]] = {name: [] for name in (first, *others)}
     for view in ("curve", *VIEWS):
-        by_task = [curve_means(match) if view == "curve" else match.returns(view) for match in matches]
-        scores = {
-            name: np.stack([task.scores(own[name]) for task, own in zip(tasks, by_task, strict=True)], axis=1)
-            for name in cells
-        }
+        scores = scores_of(tasks, [curve_means(match) if view == "curve" else match.returns(view) for match in matches])
         means = interquartile_means(scores)
         for name, own in scores.items():
             cells[name] += [means[name], "" if name == first else improvements({first: scores[first]}, own)[first]]
@@ -388,9 +396,29 @@ def curve_means(match: Comparison) -> dict[str, np.ndarray]:
     return {name: own.iloc[1:].mean().to_numpy() for name, own in match.curves("steps").items()}
 
 
-def page_of_pool(title: str, groups: Mapping[str, Sequence[Task]], found: Mapping[str, Comparison], rows: pd.DataFrame) -> str:
-    """Return a page about several environments together."""
-    by_env = {MATCHES[name].env_id: match for name, match in found.items()}
+def picture_of_pool(matches: Sequence[Comparison], tasks: Sequence[Task]) -> Figure:
+    """Draw interquartile means of the scores and their intervals against the share of each task's steps and seconds."""
+    figure = Figure(figsize=(9, 4.8), dpi=100, layout="constrained")
+    for axes, view in zip(figure.subplots(1, 2, sharey=True), VIEWS, strict=True):
+        found = scores_of(tasks, [match.curves(view) for match in matches])
+        for (name, scores), color in zip(found.items(), COLORS, strict=False):
+            points = [interquartile_means({name: at_point})[name] for at_point in scores[1:]]  # the first is not measured
+            shares, (means, low, high) = np.linspace(0, 1, len(scores))[1:], np.array(points).T
+            draw_seeds(axes, pd.DataFrame({name: means}, shares), name, color, (low, high))
+        xlabel = "share of a run's steps" if view == "steps" else "share of the shortest run's seconds"
+        finish(axes, "", xlabel, "score" if view == "steps" else "")
+        axes.xaxis.set_major_formatter(PercentFormatter(1))
+        axes.set_xlim(0, 1)
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2)
+    title = f"{len(tasks)} environments, {matches[0].n_seeds()} seeds: interquartile means of scores and 95 % intervals"
+    figure.suptitle(title, fontsize="medium")
+    return figure
+
+
+def pages_of_pool(name: str, found: Mapping[str, Comparison], rows: pd.DataFrame) -> Report:
+    """Return a page about several environments together, and its picture."""
+    title, groups = POOLS[name]
+    by_env = {MATCHES[each].env_id: match for each, match in found.items()}
     lines = [
         [group, *line] for group, tasks in groups.items() for line in pooled([by_env[task.env_id] for task in tasks], tasks)
     ]
@@ -401,15 +429,18 @@ def page_of_pool(title: str, groups: Mapping[str, Sequence[Task]], found: Mappin
         [name, *(f"{own['return'][match]:.4g}" for match in found), f"{own['seconds'].mean():.0f}"]
         for name, own in means.iterrows()
     ]
-    return page(
+    text = page(
         title,
         f"{about(rows)} A score is 0 at the return of random actions and 1 at a high return of the task; interquartile means "
         "over seeds and tasks, and the probability that a run of the first contestant is better, with 95 % stratified "
         "bootstrap intervals (rliable).",
         table(["", "", *(cell for view in views for cell in (view, "the first is better"))], lines),
+        f"![Scores against steps and against seconds]({name}.png)",
         f"## Returns, means of the last {N_LAST} points",
-        table(["", *found, "seconds"], ends),
+        table(["", *by_env, "seconds"], ends),
     )
+    tasks = next(iter(groups.values()))
+    return {f"{name}.md": text, f"{name}.png": picture_of_pool([by_env[task.env_id] for task in tasks], tasks)}
 
 
 def about(rows: pd.DataFrame) -> str:
@@ -439,16 +470,16 @@ def page_of_verdicts(found: Mapping[str, Comparison], rows: pd.DataFrame) -> str
 
 def report(experiment: Experiment) -> Report:
     """Return the page of those single environments, and those of sums of environments, of which all runs are there."""
-    rows, curves, pages = experiment.rows(), experiment.curves(), {}
+    rows, curves, files = experiment.rows(), experiment.curves(), dict[str, str | Figure]()
     for name in ("matches", *POOLS):
         wanted_here = [each for each, match in MATCHES.items() if match.page == name]
         found = compared(rows, curves, wanted_here)
         own = rows[rows["match"].isin(found)]
         if name in POOLS and len(found) == len(wanted_here):
-            pages[f"{name}.md"] = page_of_pool(*POOLS[name], found, own)
+            files |= pages_of_pool(name, found, own)
         elif name not in POOLS and found:
-            pages[f"{name}.md"] = page_of_verdicts(found, own)
-    return pages
+            files[f"{name}.md"] = page_of_verdicts(found, own)
+    return files
 
 
 MATCHED = Experiment("matches", wanted, train, report, columns, ("match", "contestant", "seed", "settings"))
