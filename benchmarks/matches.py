@@ -60,14 +60,17 @@ SMALL = [
 ]
 LONG = [task for task in SMALL if task.env_id in ("LunarLander-v3", "Hopper-v5", "HalfCheetah-v5", "Walker2d-v5")]
 GAMES = [*ALL_GAMES.values()]
-# Pages that sum up several environments: title, and groups of tasks
-POOLS: dict[str, tuple[str, dict[str, list[Task]]]] = {
+# Pages that sum up several environments: title, and groups of tasks, each with the contestant that is compared with the next
+POOLS: dict[str, tuple[str, dict[str, tuple[list[Task], str]]]] = {
     "defaults": (
         "Defaults, and what PPG's lead consists of: phase, value units, learning rate",
-        {"all fourteen": SMALL, "the seven that were not searched": SMALL[7:]},
+        {"all fourteen": (SMALL, "PPG"), "the seven that were not searched": (SMALL[7:], "PPG")},
     ),
-    "images_minatar": ("MinAtar: architectures and auxiliary phases", {"five games": GAMES}),
-    "default_entry": ("The entry `default` of ppg.yml, and changes to it", {"four environments": LONG}),
+    "images_minatar": (
+        "MinAtar: architectures and auxiliary phases",
+        {"five games": (GAMES, "PPG"), "five games, PPG's entry": (GAMES, "PPG, 1 auxiliary epoch")},
+    ),
+    "default_entry": ("The entry `default` of ppg.yml, and changes to it", {"four environments": (LONG, "PPG")}),
 }
 PIP = {name: package["pip"] for name, package in PACKAGES.items()} | {"sbx": venvs.SBX}
 NORMALIZED = "dict(norm_obs=False, norm_reward=True)"
@@ -135,7 +138,8 @@ def with_parts(task: Task) -> Match:
 
 def architectures(own: Settings, networks: str) -> dict[str, tuple[str, Settings]]:
     """
-    Return PPG with an entry's settings, other architectures and auxiliary epochs, and PPO with these settings.
+    Return PPG with an entry's settings except for auxiliary epochs, of which there are six by default, PPG with other
+    architectures and auxiliary phases, and PPO with the entry's settings.
 
     :param networks: other arguments of the policy
     """
@@ -149,6 +153,7 @@ def architectures(own: Settings, networks: str) -> dict[str, tuple[str, Settings
         "PPG, half of the phase": ("ppg_half_phase", changed("detached", 6)),
         "PPG, 3 auxiliary epochs": ("ppg", changed("detached", 3)),
         "PPG, dual": ("ppg", changed("dual", 6)),
+        "PPG, 1 auxiliary epoch": ("ppg", changed("detached", 1)),
         "PPO": ("ppo", {**without_phase(own), "policy_kwargs": f"dict({networks})"}),
     }
 
@@ -379,15 +384,18 @@ def scores_of(tasks: Sequence[Task], found: Sequence[Mapping[str, Any]]) -> Scor
     return {name: np.stack([task.scores(np.asarray(own[name])) for task, own in pairs], axis=-1) for name in found[0]}
 
 
-def pooled(matches: Sequence[Comparison], tasks: Sequence[Task]) -> Iterator[list[Any]]:
-    """Yield a line for each contestant: its scores over tasks, and how probable it is that the first is better."""
-    first, *others = matches[0].settings
-    cells: dict[str, list[Any]] = {name: [] for name in (first, *others)}
+def pooled(matches: Sequence[Comparison], tasks: Sequence[Task], first: str) -> Iterator[list[Any]]:
+    """
+    Yield a line for a contestant and each of those behind it in the order of the matches: its scores over tasks, and how
+    probable it is that the first is better.
+    """
+    names = [*matches[0].settings]
+    cells: dict[str, list[Any]] = {name: [] for name in names[names.index(first) :]}
     for view in ("curve", *VIEWS):
         scores = scores_of(tasks, [curve_means(match) if view == "curve" else match.returns(view) for match in matches])
-        means = interquartile_means(scores)
-        for name, own in scores.items():
-            cells[name] += [means[name], "" if name == first else improvements({first: scores[first]}, own)[first]]
+        means = interquartile_means({name: scores[name] for name in cells})
+        for name in cells:
+            cells[name] += [means[name], "" if name == first else improvements({first: scores[first]}, scores[name])[first]]
     yield from ([name, *own] for name, own in cells.items())
 
 
@@ -420,7 +428,9 @@ def pages_of_pool(name: str, found: Mapping[str, Comparison], rows: pd.DataFrame
     title, groups = POOLS[name]
     by_env = {MATCHES[each].env_id: match for each, match in found.items()}
     lines = [
-        [group, *line] for group, tasks in groups.items() for line in pooled([by_env[task.env_id] for task in tasks], tasks)
+        [group, *line]
+        for group, (tasks, first) in groups.items()
+        for line in pooled([by_env[task.env_id] for task in tasks], tasks, first)
     ]
     views = ("mean of the curve", "after equal steps", "after equal seconds")
     contestants = [*next(iter(found.values())).settings]
@@ -439,7 +449,7 @@ def pages_of_pool(name: str, found: Mapping[str, Comparison], rows: pd.DataFrame
         f"## Returns, means of the last {N_LAST} points",
         table(["", *by_env, "seconds"], ends),
     )
-    tasks = next(iter(groups.values()))
+    tasks, _ = next(iter(groups.values()))
     return {f"{name}.md": text, f"{name}.png": picture_of_pool([by_env[task.env_id] for task in tasks], tasks)}
 
 
