@@ -1,6 +1,7 @@
 """RL Zoo's ``ExperimentManager`` for our algorithms and environments."""
 
 import argparse
+import copy
 import os
 import sys
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -82,6 +83,7 @@ class Manager(ExperimentManager):
         self.n_steps_before = 0  # steps at the checkpoint from which a run goes on
         self.first_monitor = 0  # number of the first monitor file
         self.study: optuna.Study | None = None  # of a search
+        self.trial: optuna.Trial | None = None  # which is being run
         self.saved_hyperparams: dict[str, Any] = {}  # as in the folder of the run
         if (self.is_ours or algo in OFFLINE) and options.get("config") is None:
             options["config"] = str(hyperparameter_file(algo))
@@ -291,6 +293,8 @@ class Manager(ExperimentManager):
     @override
     def create_envs(self, n_envs: int, eval_env: bool = False, no_log: bool = False) -> VecEnv:
         """Make Procgen's games in one EnvPool, and number monitor files so that none is overwritten."""
+        if self.trial is not None and "one_minus_gamma" in self.trial.params:
+            self.normalize_kwargs["gamma"] = 1 - self.trial.params["one_minus_gamma"]
         is_logged = not (eval_env or no_log)
         if self.env_name.gym_id in PROCGEN_IDS and self.env_wrapper is None:  # wrappers need single environments
             options = self.eval_env_kwargs if eval_env else self.env_kwargs
@@ -397,13 +401,18 @@ class Manager(ExperimentManager):
 
     @override
     def objective(self, trial: optuna.Trial) -> float:
-        """Tell our samplers the budget of a trial."""
+        """
+        Tell our samplers the budget of a trial, and normalize rewards with the trial's discount. (rl_zoo3 2.9.2 does so only
+        where the trial is trained again, and searches with the file's.)
+        """
         if self.study is None and trial.number > 0:  # a search goes on, or processes share it: with the same `--seed`,
             trial.study.sampler.reseed_rng()  # the sampler of rl_zoo3 2.9.2 would draw the first trials again
         self.study = trial.study
         if self.is_ours:
             trial.set_user_attr(BUDGET, int(self.n_timesteps))
-        return super().objective(trial)
+        own = copy.copy(self)  # trials may run in several threads
+        own.trial, own.normalize_kwargs = trial, dict(self.normalize_kwargs)
+        return super(Manager, own).objective(trial)
 
 
 def load_prior(path: Path, model: PPG) -> BaseAlgorithm:

@@ -160,6 +160,23 @@ def test_the_manager_still_repeats_the_trials_of_a_search_that_goes_on(folder, k
     assert len(trials) == 4 and len({trial.params["learning_rate"] for trial in trials}) == n_different
 
 
+@pytest.mark.parametrize(("kind", "are_equal"), [(ZooManager, False), (Manager, True)])
+def test_the_manager_still_normalizes_rewards_in_a_search_with_the_discount_of_the_file(folder, kind, are_equal):
+    """And ours with that of the trial, as does the training of this trial afterwards."""
+    options = dict(optimize_hyperparameters=True, hyperparams={"normalize": True, "gamma": 0.5}, log_folder=str(folder))
+    searching = kind(Namespace(), "ppo", "CartPole-v1", n_timesteps=8, eval_freq=-1, **options)
+    searching.setup_experiment()
+    study, found = optuna.create_study(), []
+
+    def discounts(model: PPO, *_, **__) -> None:
+        found.append((model.gamma, model.get_vec_normalize_env().gamma))
+
+    with patch.object(PPO, "learn", discounts):
+        for _ in range(2):
+            searching.objective(study.ask())
+    assert len({*found}) == 2 and {gamma == of_rewards for gamma, of_rewards in found} == {are_equal}
+
+
 def test_the_manager_still_evaluates_without_the_options_of_the_hyperparameters(folder):
     made = manager(folder, hyperparams={"env_kwargs": {"max_episode_steps": 5}})
     made._preprocess_hyperparams(made.read_hyperparameters()[0])
