@@ -148,7 +148,8 @@ class Comparison(NamedTuple):
     def runs(self) -> pd.DataFrame:
         """Return a row for each run: its returns and seconds."""
         found = self.points.groupby(["contestant", "seed"], sort=False)
-        last = found.last()[["steps", "seconds", "compile_seconds", "training_return"]]
+        last = self.points[["contestant", "seed", "steps", "seconds", "compile_seconds", "training_return"]]
+        last = last.drop_duplicates(["contestant", "seed"], keep="last").set_index(["contestant", "seed"])
         at_end = found["return"].apply(lambda own: own.iloc[-N_LAST:].mean())
         curve = found["return"].apply(lambda own: own.iloc[1:].mean())
         return last.assign(return_at_end=at_end, return_of_curve=curve, machine=self.machine).reset_index()
@@ -177,7 +178,7 @@ class Comparison(NamedTuple):
             f"{N_LAST} points. In parentheses: 95 % stratified bootstrap intervals (rliable), from {MIN_SEEDS} seeds on; here "
             "around interquartile means. P is the probability that a run of the first contestant is better. Returns in "
             f"training are those of the last tenth of a run. Seconds are without evaluations. {self.machine}.",
-            f"```yaml\n{yaml.safe_dump({**self.settings}, sort_keys=False, width=np.inf)}```",
+            f"```yaml\n{yaml.dump({**self.settings}, sort_keys=False, width=np.inf)}```",
         )
 
     def picture(self) -> Figure:

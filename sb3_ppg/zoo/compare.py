@@ -103,7 +103,8 @@ def main() -> None:
     for name, (options, params, settings) in contestants.items():
         # Other options, another entry in the same file, or another file of the environment or the algorithm: another folder
         code = [_source(environment), _source(ALGOS[name.partition(":")[0]])]
-        content = short_hash([options, params, others, settings, code])
+        code += [Path(option).read_text() for option in options if option.endswith(".py")]  # may define functions
+        content = short_hash(yaml.dump([options, params, others, settings, code]))
         folders[name] = f"{re.sub('[^-a-z0-9._=]+', '_', name)[:60]}_{content}"
     looks_file, compared = args.folder / "looks.json", " ".join(folders.values())
     looks = json.loads(looks_file.read_text()) if looks_file.exists() else {}

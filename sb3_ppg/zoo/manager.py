@@ -23,12 +23,14 @@ from sb3_contrib.common.maskable.callbacks import MaskableEvalCallback
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import CheckpointCallback, EvalCallback
 from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.utils import LinearSchedule
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize
 from typing_extensions import override
 
 from sb3_ppg import PPG, MaskablePPG, PhasicCallback, PhasicCheckpointCallback, aux_buffer_path
 from sb3_ppg.arguments import argument_names
+from sb3_ppg.buffers.rollouts import store_floats
 from sb3_ppg.comparison.evaluations import Evaluations
 from sb3_ppg.distributed import broadcast, gather, n_processes, rank
 from sb3_ppg.environments.watched import innermost
@@ -188,11 +190,10 @@ class Manager(ExperimentManager):
             return super()._preprocess_schedules(hyperparams)
         for name in SCHEDULED:
             if isinstance(value := hyperparams.get(name), str):
-                _, is_schedule, start = value.partition("_")
-                if not is_schedule:
-                    remedy = "use a number, which in YAML has a dot (3.0e-4), or a linear schedule such as lin_3e-4"
-                    raise ArgumentError(f"`{name}`={value!r} cannot work {self._places()}: {remedy}")
-                hyperparams[name] = LinearSchedule(float(start), 0.0, 1.0)
+                kind, _, start = value.partition("_")
+                remedy = "use a number, which in YAML has a dot (3.0e-4), or a linear schedule such as lin_3e-4"
+                with raised_as(ArgumentError, f"`{name}`={value!r} cannot work {self._places()}: {remedy}"):
+                    hyperparams[name] = LinearSchedule({"lin": float(start)}[kind], 0.0, 1.0)
         return hyperparams
 
     # ---- what a run needs ----
@@ -336,10 +337,18 @@ class Manager(ExperimentManager):
 
     @override
     def learn(self, model: BaseAlgorithm) -> None:
-        """Train with our checkpoints in place of SB3's. Counters go on in a run that goes on."""
-        if not isinstance(model, PPG):
+        """
+        Let others of SB3 store the normalized observations on which they act: SB3 2.9.2 stores those of integers as integers.
+        """
+        if isinstance(model, PPG):
+            self._learn_with_ours(model)
+        else:
+            if isinstance(model, OnPolicyAlgorithm):
+                store_floats(model.rollout_buffer, model.env)
             super().learn(model)
-            return
+
+    def _learn_with_ours(self, model: PPG) -> None:
+        """Train with our checkpoints in place of SB3's. Counters go on in a run that goes on."""
         if self.prior is not None and self.n_steps_before == 0:  # else its file holds it
             with generators_kept():
                 model.set_prior(SELF if self.prior == SELF else load_prior(Path(self.prior), model))

@@ -37,6 +37,7 @@ from sb3_ppg.play import Player
 from sb3_ppg.zoo.diagnosis import diagnosis
 from sb3_ppg.zoo.environments import environment_maker, imported
 from sb3_ppg.zoo.registration import ffmpeg_on_path
+from sb3_ppg.zoo.resuming import n_steps_of
 
 
 def train() -> None:
@@ -214,13 +215,19 @@ def evaluate(model: BaseAlgorithm, env: VecEnv, args: argparse.Namespace) -> Eva
 
 
 def plot_learning_curve(log_path: Path, title: str, picture: Path) -> None:
-    """Draw a run's episode returns against timesteps, with their moving average, and the evaluations."""
+    """
+    Draw a run's episode returns against timesteps, with their moving average, and the evaluations. Monitor files count frames
+    where a wrapper around SB3's ``Monitor`` skips some, as Atari's does: they are divided by the frames in a step.
+    """
     figure = Figure(figsize=(8, 5), layout="constrained")  # without pyplot, which would show it
     axes = figure.subplots()
     with suppress(LoadMonitorResultsError):  # agents that come with the repository have no episodes
         episodes = load_results(str(log_path))
         if len(episodes) > 0:  # BCQ has none
-            steps, returns = episodes["l"].cumsum(), episodes["r"]
+            frames, returns = episodes["l"].cumsum(), episodes["r"]
+            models = (path for path in log_path.glob("*.zip") if path.stem != "best_model")
+            n_steps = max(map(n_steps_of, models), default=0)
+            steps = frames / max(1, round(frames.iloc[-1] / n_steps) if n_steps > 0 else 1)
             axes.plot(steps, returns, ".", markersize=3, alpha=0.3, label="training episodes")
             axes.plot(steps, returns.rolling(20, min_periods=1).mean(), label="mean of 20 episodes")
     if (log_path / "evaluations.npz").exists():

@@ -16,6 +16,14 @@ from sb3_ppg.comparison.runs import Run, carry_out
 from tests.helpers import ROOT, run, wait_for
 
 ENTRY = "CartPole-v1: {policy: MlpPolicy, n_timesteps: 1000, n_steps: 32, batch_size: 32}"
+# Hyperparameters in Python: a class as a value, and one as a name
+PYTHON_ENTRY = """
+import gymnasium
+from torch import nn
+wrappers = [{gymnasium.wrappers.TimeLimit: {"max_episode_steps": 9}}]
+hyperparams = {"CartPole-v1": dict(policy="MlpPolicy", n_timesteps=1, n_steps=32, env_wrapper=wrappers)}
+hyperparams["CartPole-v1"] |= dict(policy_kwargs={"activation_fn": nn.ReLU}, learning_rate=lambda left: 1e-3 * left)
+"""
 # Ends when an action is far from zero, which without exploration it is only at a time limit; PPO in a class of the user's
 MODULE = """
 import gymnasium, numpy as np
@@ -70,6 +78,20 @@ def test_the_command_from_two_tiny_runs_to_the_picture(tmp_path):
     assert "2 runs, 1 to carry out" in run(*command, cwd=tmp_path)  # with as many seeds as before
     mine.write_text(ENTRY.replace("32}", "16}"))
     assert "2 runs, 2 to carry out" in run(*command, "--seeds", "1", cwd=tmp_path)
+
+
+@pytest.mark.slow
+def test_hyperparameters_in_python(tmp_path):
+    (tmp_path / "mine.py").write_text(PYTHON_ENTRY)
+    command = (
+        "compare --env CartPole-v1 --algos ppg ppg:n_epochs=2 -conf ppg:mine.py -n 40 --seeds 1 --eval-episodes 1 -f here"
+    )
+    assert "2 runs, 2 to carry out" in run(*command.split(), cwd=tmp_path)
+    assert "torch.nn.modules.activation.ReLU" in (tmp_path / "here" / "compare.md").read_text()
+    assert pd.read_csv(tmp_path / "here" / "compare.csv")["return_at_end"].le(9).all()
+    assert "2 runs, 0 to carry out" in run(*command.split(), cwd=tmp_path)
+    (tmp_path / "mine.py").write_text(PYTHON_ENTRY.replace("1e-3", "1e-4"))
+    assert "2 runs, 2 to carry out" in run(*command.split(), cwd=tmp_path)
 
 
 @pytest.mark.slow

@@ -234,6 +234,15 @@ class Silent(VectorEnv):
     num_envs, single_observation_space, single_action_space = 1, spaces.Box(-1, 1, (2,)), spaces.Discrete(2)
 
 
-def test_ends_of_episodes_that_cannot_be_found_are_an_error():
+class Says(Silent):
+    """It says so only where ale-py's environments say it for themselves."""
+
+    autoreset_mode = AutoresetMode.SAME_STEP
+
+
+def test_ends_of_episodes_that_cannot_be_found_are_an_error(monkeypatch):
+    """Metadata of the base class, in which ale-py 0.12.1 writes the mode of its own environments, say nothing."""
+    monkeypatch.setitem(VectorEnv.metadata, "autoreset_mode", AutoresetMode.NEXT_STEP)
+    assert GymnasiumVecEnv(Says()).mode == AutoresetMode.SAME_STEP
     with pytest.raises(ValueError, match="None is not a valid AutoresetMode"):
         PPG("MlpPolicy", Silent(), **SMALL)

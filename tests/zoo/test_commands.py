@@ -7,7 +7,7 @@ import shutil
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
 import gymnasium as gym
 import imageio_ffmpeg
@@ -18,6 +18,7 @@ import yaml
 from gymnasium.envs.classic_control import CartPoleEnv
 from gymnasium.envs.registration import EnvSpec
 from matplotlib import pyplot as plt
+from matplotlib.figure import Figure
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
@@ -27,6 +28,7 @@ from sb3_ppg.offline import BCQ, load_dataset
 from sb3_ppg.saving.files import package_version
 from sb3_ppg.zoo import launcher
 from sb3_ppg.zoo.hyperparameters import hyperparameter_file
+from sb3_ppg.zoo.scripts import plot_learning_curve
 from tests.helpers import ROOT, code_blocks, run, run_code
 from tests.zoo.programs import MY_POLE, SMALL
 
@@ -66,6 +68,16 @@ def test_report(trained, run_folder):
     output = run("report", "--episodes", "1", cwd=trained)
     picture.rmdir()
     assert "Mean return over 1 episodes" in output and "Learning curve: none, [Errno 21] Is a directory" in output
+
+
+def test_a_learning_curve_counts_the_steps_of_the_agent(tmp_path):
+    """SB3's ``Monitor`` counts frames, also those that a wrapper around it skips, as Atari's does."""
+    skipped = ["n_envs:1", "env_wrapper:'rl_zoo3.wrappers.FrameSkip'"]
+    run("train", "--env", "CartPole-v1", "-n", "256", "--eval-freq", "-1", "-params", *skipped, cwd=tmp_path)
+    with patch.object(Figure, "savefig", autospec=True) as savefig:
+        plot_learning_curve(tmp_path / "logs" / "ppg" / "CartPole-v1_1", "", Path())
+    steps = savefig.call_args.args[0].axes[0].lines[0].get_xdata()
+    assert 200 < max(steps) <= 256
 
 
 @pytest.mark.parametrize("algo", ["ppg", "ppo"])
@@ -245,6 +257,8 @@ def broken(trained, tmp_path_factory) -> Path:
         ("enjoy --env MyEnv-v0", "If a module of yours registers it, use --gym-packages"),
         ("train -conf ppgg.yml", "train: [Errno 2] No such file or directory: 'ppgg.yml'"),
         ("train -params learning_rate:'3e-4'", "use a number, which in YAML has a dot (3.0e-4), or a linear schedule"),
+        ("train -params learning_rate:'exp_3e-4'", "`learning_rate`='exp_3e-4' cannot work (in "),
+        ("train -params learning_rate:'lin_3e-4_1e-5'", "`learning_rate`='lin_3e-4_1e-5' cannot work (in "),
         ("train --gym-packages no_such_module", "No module named 'no_such_module': install it, or add the folder"),
         ("train --storage study.log --study-name ppg --trial-id 7", "no such trial of study 'ppg' in study.log"),
         ("train --trial-id 1", "use --storage and --study-name"),

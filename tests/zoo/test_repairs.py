@@ -13,10 +13,14 @@ from contextlib import suppress
 from pathlib import Path
 from unittest.mock import Mock, patch
 
+import gymnasium
+import numpy as np
 import optuna
 import pytest
 import rl_zoo3
 import yaml
+from gymnasium import spaces
+from gymnasium.wrappers import TransformObservation
 from huggingface_hub.errors import RemoteEntryNotFoundError
 from huggingface_sb3 import EnvironmentName
 from matplotlib import pyplot as plt
@@ -25,6 +29,7 @@ from optuna.storages.journal import JournalFileBackend
 from rl_zoo3 import plots
 from stable_baselines3 import PPO
 from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from sb3_ppg.zoo import register
 from sb3_ppg.zoo.manager import Manager
@@ -193,6 +198,19 @@ def test_the_manager_still_gives_two_commands_one_folder(folder):
 def test_the_manager_still_saves_schedules_of_its_own_in_models(folder):
     schedule = manager(folder)._preprocess_schedules({"learning_rate": "lin_0.1"})["learning_rate"]
     assert type(schedule).__module__.startswith("rl_zoo3")
+
+
+@pytest.mark.parametrize(("kind", "stored"), [(ZooManager, np.uint8), (Manager, np.float32)])
+def test_the_manager_still_lets_ppo_store_normalized_integers_as_integers(folder, kind, stored):
+    """As SB3 2.9.2 does; ours stores them as floats, or PPO would learn from other observations than it acts on."""
+    numbers = TransformObservation(
+        gymnasium.make("CartPole-v1"), lambda x: x.astype(np.uint8), spaces.Box(0, 255, (4,), np.uint8)
+    )
+    model = PPO("MlpPolicy", VecNormalize(DummyVecEnv([lambda: numbers])), n_steps=8, batch_size=8, n_epochs=1)
+    made = kind(Namespace(), "ppo", "CartPole-v1", str(folder), eval_freq=-1, n_timesteps=8, log_interval=-1)
+    made.callbacks = []
+    made.learn(model)
+    assert model.rollout_buffer.observations.dtype == stored
 
 
 class Ends(BaseCallback):
