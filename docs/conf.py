@@ -103,7 +103,7 @@ GENERATED |= {notebook: DOCS / "examples" / notebook.name for notebook in DOCS.p
 
 # Where the rows of a table are in files of other names
 ROWS = {
-    "defaults_search": "defaults",
+    **dict.fromkeys(("defaults", "default_entry", "images_minatar"), "matches"),
     "family": "suites family_speed",
     "processes": "processes",
     "seconds_search": "seconds",
