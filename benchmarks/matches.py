@@ -410,7 +410,7 @@ def picture_of_pool(matches: Sequence[Comparison], tasks: Sequence[Task]) -> Fig
     for axes, view in zip(figure.subplots(1, 2, sharey=True), VIEWS, strict=True):
         found = scores_of(tasks, [match.curves(view) for match in matches])
         for (name, scores), color in zip(found.items(), COLORS, strict=False):
-            points = [interquartile_means({name: at_point})[name] for at_point in scores[1:]]  # the first is not measured
+            points = [interquartile_means({name: at_point})[name] for at_point in scores[1:]]  # older rows have no first one
             shares, (means, low, high) = np.linspace(0, 1, len(scores))[1:], np.array(points).T
             draw_seeds(axes, pd.DataFrame({name: means}, shares), name, color, (low, high))
         xlabel = "share of a run's steps" if view == "steps" else "share of the shortest run's seconds"

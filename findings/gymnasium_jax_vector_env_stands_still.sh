@@ -3,8 +3,7 @@
 # Common guess: in the vector environments of phys2d (JAX), as in Gymnasium's others, an environment that is reset leaves the
 #   others alone: they take their steps.
 # Behavior: in a step that resets one environment, all others stay where they were. Their actions are lost, but reward and end of
-#   the episode are those of the states that they did not reach, so that some episodes end where they could go on. Of eight
-#   CartPoles with random actions, a fifth of the steps is lost. `make_vec(..., vectorization_mode="sync")` is not affected.
+#   the episode are those of the states that they did not reach, so that some episodes end where they could go on. `make_vec(..., vectorization_mode="sync")` is not affected.
 #   (Source: FunctionalJaxVectorEnv.step puts the new states into `self.state`, which is the one before the step)
 # Output seen: "steps that stand still: 0 % where none is reset, 100 % of the others where one is; some end the episode: True"
 # Exits 1 if that changes.

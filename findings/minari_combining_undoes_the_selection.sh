@@ -6,7 +6,7 @@
 #   episode twice (training data with those held out), and lossless images become JPEG. `iterate_episodes([0])`, too, counts
 #   the file's episodes, not the selected ones, unlike `dataset[0]`. Write the selected episodes with
 #   create_dataset_from_buffers(..., jpeg_encoding=False). (Source: `combine_datasets` and
-#   `MinariStorage.update_from_storage`; an open pull request of September 2026 is to mend the first part)
+#   `MinariStorage.update_from_storage`; pull request 350 of September 2026, still open, is to mend the first part)
 # Output seen: "selected 1 and 1 of 4, combined 8; images equal: before True, after False; first episode selected:
 #   dataset[0] True, iterate_episodes([0]) False"
 # Exits 1 if that changes.

@@ -3,11 +3,10 @@
 # Common guess: `--trial-id` trains what the search has scored: in both, VecNormalize discounts rewards with the trial's gamma,
 #   as "Use the same discount factor as for the algorithm" in the Zoo's source says.
 # Behavior: with `normalize`, all trials of a search have the file's gamma there (0.99 where it has none), because it is copied
-#   once, before a trial draws its own. Training a trial, or its values, has the trial's. So the rewards are on another scale
-#   than in the search: with a reward of 1 in each of 200 steps, 41 times smaller with 0.9999 than with 0.9. The best trial was
-#   the best with rewards that it does not get again. In a search, leave rewards as they are, normalize: "dict(norm_reward=False)",
-#   or wrap the sampler so that it also sets `normalize_kwargs["gamma"]`. (Source: `_preprocess_normalization` runs before
-#   `objective`. An issue of 2020 asked for it in the Zoo's predecessor)
+#   once, before a trial draws its own. To train a trial afterwards has the trial's. So rewards are on another scale than in
+#   the search, because VecNormalize divides them by the standard deviation of discounted returns: the best trial was the best
+#   with rewards that it does not get again. In a search, leave rewards as they are: normalize: "dict(norm_reward=False)".
+#   (Source: `_preprocess_normalization` runs before `objective`. Issue 91 of rl-baselines-zoo, the predecessor, asks about it)
 # Output seen: "gamma of the trials 0.9999, 0.9994, of their VecNormalize 0.9, 0.9; trained again 0.9994, its VecNormalize
 #   0.9994"
 # Exits 1 if that changes.

@@ -5,7 +5,7 @@
 # Behavior: it draws a run anew for each evaluation, so that a resampled curve is patched together from several runs. The
 #   interval at a single evaluation is right. Statistics over the curve, such as its mean (the area under it), its best
 #   point or its gain, get one as if the points were independent: with 100 points of flat curves, a tenth as wide as it should
-#   be, and an algorithm is certainly better that is not told apart otherwise. Reduce each curve to a number first, and pass
+#   be, so that an algorithm seems better with certainty whose runs do not tell it apart. Reduce each curve to a number first, and pass
 #   (runs, tasks). (Source: StratifiedBootstrap.update_indices, and StratifiedIndependentBootstrap._get_indices for pairs,
 #   draw as many indices as there are scores)
 # Output seen: "mean of the curve, 5 runs: 1.8 to 4.2 with 1 point, 2.9 to 3.1 with 100 points, 1.8 to 4.2 reduced first;

@@ -3,10 +3,9 @@
 # Common guess: PPO in a `VecNormalize` learns from the normalized observations that it has acted on, whatever the type of the
 #   environment's numbers.
 # Behavior: if these are integers, and no image, such as Atari's RAM or MiniGrid's FlatObsWrapper (RL Zoo's entries of PPO for
-#   MiniGrid normalize these), PPO acts on the normalized numbers and stores them as integers: 0.9 becomes 0, and -1.2 becomes 255
-#   in uint8, without a warning (`check_env` has none, either). In a task that it solves with float32 (18 of 20), it learns
-#   nothing (10, as by chance). A2C and sb3-contrib's PPOs have the same buffers. DQN and SAC store what the environment gave,
-#   and are not affected. Let the environment return float32, in a space of float32. (Source: VecNormalize keeps the dtype of
+#   MiniGrid normalize these), PPO acts on the normalized numbers and stores them as integers: 0.9 becomes 0, and negative numbers
+#   become large ones in uint8, without a warning (`check_env` has none, either). It does not learn a task that it solves with
+#   float32. A2C and sb3-contrib's PPOs have the same buffers. DQN and SAC store what the environment gave, and are not affected. Let the environment return float32, in a space of float32. (Source: VecNormalize keeps the dtype of
 #   the space, and RolloutBuffer.reset makes its arrays of it)
 # Output seen: "float32: largest observation stored 1.7, learns True; uint8: 255.0, False"
 # Exits 1 if that changes.

@@ -148,8 +148,8 @@ class Comparison(NamedTuple):
     def runs(self) -> pd.DataFrame:
         """Return a row for each run: its returns and seconds."""
         found = self.points.groupby(["contestant", "seed"], sort=False)
-        last = self.points[["contestant", "seed", "steps", "seconds", "compile_seconds", "training_return"]]
-        last = last.drop_duplicates(["contestant", "seed"], keep="last").set_index(["contestant", "seed"])
+        columns = ["steps", "seconds", "compile_seconds", "training_return"]
+        last = found.tail(1).set_index(["contestant", "seed"])[columns]
         at_end = found["return"].apply(lambda own: own.iloc[-N_LAST:].mean())
         curve = found["return"].apply(lambda own: own.iloc[1:].mean())
         return last.assign(return_at_end=at_end, return_of_curve=curve, machine=self.machine).reset_index()

@@ -136,7 +136,7 @@ class GymnasiumVecEnv(EpisodicVecEnv):
     Vector rewards, (num_envs, K), as those of MO-Gymnasium's vector environments, are combined as in ``VectorRewards``.
 
     :param env: vector environment
-    :raises ValueError: if neither its ``autoreset_mode`` nor its own ``metadata`` says in which step it resets
+    :raises ValueError: if neither ``metadata`` of its own nor its ``autoreset_mode`` says in which step it resets
     :raises ArgumentError: if it never resets by itself and has wrappers that may keep a state for each environment
     """
 
@@ -144,8 +144,11 @@ class GymnasiumVecEnv(EpisodicVecEnv):
 
     def __init__(self, env: VectorEnv) -> None:
         self.env, self._base_env = DictInfoToList(_ToNumPy(env)), cast(Any, env.unwrapped)
-        stated = {} if env.metadata is VectorEnv.metadata else env.metadata  # where ale-py 0.12.1 writes its mode for all
-        self.mode = AutoresetMode(getattr(self._base_env, "autoreset_mode", stated.get("autoreset_mode")))
+        self.mode = AutoresetMode(
+            env.metadata.get("autoreset_mode")
+            if env.metadata is not VectorEnv.metadata  # in which ale-py 0.12.1 writes the mode of its latest environment
+            else getattr(self._base_env, "autoreset_mode", None)
+        )
         self._wraps_single_envs = isinstance(self._base_env, SyncVectorEnv | AsyncVectorEnv)
         stateful = [] if self.mode == AutoresetMode.SAME_STEP else [*_possible_state(env)]
         name = " in ".join([type(self._base_env).__name__, *reversed(stateful)])
@@ -333,7 +336,6 @@ class EnvPoolVecEnv(EpisodicVecEnv):
         seed = int(np.random.SeedSequence(self._seed).generate_state(1)[0] % 2**31)  # environments get seed, seed + 1, ...
         try:
             config, options = envpool.make_spec(self.env_id).config, dict(self.options)
-            assert options.get("batch_size", num_envs) == num_envs, "all environments take each step"
             self._limit = options.get("max_episode_steps", config.max_episode_steps)
             if self._limit <= config.max_episode_steps and not hasattr(config, "episodic_life"):
                 options.pop("max_episode_steps", None)  # `step_wait` applies it: outside Atari, EnvPool may only relabel ends

@@ -102,8 +102,9 @@ def main() -> None:
     folders = {}
     for name, (options, params, settings) in contestants.items():
         # Other options, another entry in the same file, or another file of the environment or the algorithm: another folder
-        code = [_source(environment), _source(ALGOS[name.partition(":")[0]])]
-        code += [Path(option).read_text() for option in options if option.endswith(".py")]  # may define functions
+        algorithm = ALGOS[name.partition(":")[0]]
+        # Hyperparameters in Python, whose functions may change
+        code = [_source(module) for module in (environment.__module__, algorithm.__module__, *options)]
         content = short_hash(yaml.dump([options, params, others, settings, code]))
         folders[name] = f"{re.sub('[^-a-z0-9._=]+', '_', name)[:60]}_{content}"
     looks_file, compared = args.folder / "looks.json", " ".join(folders.values())
@@ -144,10 +145,10 @@ def main() -> None:
     print(f"Saved {args.folder / 'compare.png'}, compare.md and compare.csv")
 
 
-def _source(maker: Any) -> str:
-    """Return the file that defines a function or a class; an empty one if it is no file."""
-    file = getattr(sys.modules[maker.__module__], "__file__", None)
-    return Path(file).read_text(errors="replace") if file else ""
+def _source(name: str) -> str:
+    """Return the text of a module, or of a file in Python; no text if it is neither."""
+    file = getattr(sys.modules.get(name), "__file__", None) or name
+    return Path(file).read_text(errors="replace") if file.endswith(".py") else ""
 
 
 def _value(text: str) -> Any:

@@ -4,6 +4,7 @@ import argparse
 import copy
 import os
 import sys
+from collections import defaultdict
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial, partialmethod
 from pathlib import Path
@@ -70,8 +71,8 @@ class Manager(ExperimentManager):
     """
     RL Zoo's manager of runs and searches (rl_zoo3 2.9.2), which also knows our algorithms and environments.
 
-    Other algorithms keep the Zoo's own behavior, except in our environments, and where a bug of the Zoo is fixed here; those
-    places name its version.
+    Other algorithms keep the Zoo's own behavior, except in our environments, and where a bug of the Zoo or of SB3 is fixed
+    here; those places name its version.
     """
 
     run_folder: ClassVar[str | None] = None  # `train --run-folder`
@@ -85,7 +86,7 @@ class Manager(ExperimentManager):
         self.n_steps_before = 0  # steps at the checkpoint from which a run goes on
         self.first_monitor = 0  # number of the first monitor file
         self.study: optuna.Study | None = None  # of a search
-        self.trial: optuna.Trial | None = None  # which is being run
+        self.trial: optuna.Trial | None = None  # for which this copy was made, in a search
         self.saved_hyperparams: dict[str, Any] = {}  # as in the folder of the run
         if (self.is_ours or algo in OFFLINE) and options.get("config") is None:
             options["config"] = str(hyperparameter_file(algo))
@@ -191,9 +192,11 @@ class Manager(ExperimentManager):
         for name in SCHEDULED:
             if isinstance(value := hyperparams.get(name), str):
                 kind, _, start = value.partition("_")
-                remedy = "use a number, which in YAML has a dot (3.0e-4), or a linear schedule such as lin_3e-4"
-                with raised_as(ArgumentError, f"`{name}`={value!r} cannot work {self._places()}: {remedy}"):
-                    hyperparams[name] = LinearSchedule({"lin": float(start)}[kind], 0.0, 1.0)
+                try:
+                    hyperparams[name] = LinearSchedule(float(start if kind == "lin" else ""), 0.0, 1.0)
+                except ValueError:
+                    remedy = "use a number, which in YAML has a dot (3.0e-4), or a linear schedule such as lin_3e-4"
+                    raise ArgumentError(f"`{name}`={value!r} cannot work {self._places()}: {remedy}") from None
         return hyperparams
 
     # ---- what a run needs ----
@@ -337,14 +340,11 @@ class Manager(ExperimentManager):
 
     @override
     def learn(self, model: BaseAlgorithm) -> None:
-        """
-        Let others of SB3 store the normalized observations on which they act: SB3 2.9.2 stores those of integers as integers.
-        """
+        """Train, ours with our callbacks."""
         if isinstance(model, PPG):
             self._learn_with_ours(model)
         else:
-            if isinstance(model, OnPolicyAlgorithm):
-                store_floats(model.rollout_buffer, model.env)
+            keep_floats(model)
             super().learn(model)
 
     def _learn_with_ours(self, model: PPG) -> None:
@@ -424,6 +424,15 @@ class Manager(ExperimentManager):
         return super(Manager, own).objective(trial)
 
 
+def keep_floats(model: BaseAlgorithm) -> None:
+    """
+    Make the rollouts of SB3's and sb3-contrib's algorithms keep normalized observations and sampled actions as floats: where
+    the spaces have integers, SB3 2.9.2 truncates them.
+    """
+    if isinstance(model, OnPolicyAlgorithm):
+        store_floats(model.rollout_buffer, model.env)
+
+
 def load_prior(path: Path, model: PPG) -> BaseAlgorithm:
     """
     Load an agent with the statistics of its ``VecNormalize`` from a folder of plain data, or a model's file. The file is of
@@ -449,11 +458,16 @@ class _Evaluations(EvalCallback):
     @override
     def _log_success_callback(self, locals_: dict[str, Any], globals_: dict[str, Any]) -> None:
         super()._log_success_callback(locals_, globals_)
-        if locals_["current_lengths"][locals_["i"]] > self.model._total_timesteps:
+        place = locals_["i"]
+        # An end that the Monitor does not report, as of a wrapper around it, is none for SB3
+        is_over = "episode" in locals_["info"] if locals_["is_monitor_wrapped"] else locals_["done"]
+        self.lengths[place] = 0 if is_over else self.lengths[place] + 1
+        if self.lengths[place] > self.model._total_timesteps:
             raise _EndlessEpisode
 
     @override
     def _on_step(self) -> bool:
+        self.lengths: defaultdict[int, int] = defaultdict(int)  # of the episodes, by environment
         try:
             return super()._on_step()
         except _EndlessEpisode:
@@ -471,6 +485,11 @@ class _MaskableEvaluations(_Evaluations, MaskableEvalCallback):
 
 class _TrialEvaluations(TrialEvalCallback, _Evaluations):
     """Evaluates the trials of a search."""
+
+    @override
+    def _init_callback(self) -> None:
+        super()._init_callback()
+        keep_floats(self.model)
 
 
 class _MaskableTrialEvaluations(TrialEvalCallback, _MaskableEvaluations):

@@ -217,7 +217,7 @@ def evaluate(model: BaseAlgorithm, env: VecEnv, args: argparse.Namespace) -> Eva
 def plot_learning_curve(log_path: Path, title: str, picture: Path) -> None:
     """
     Draw a run's episode returns against timesteps, with their moving average, and the evaluations. Monitor files count frames
-    where a wrapper around SB3's ``Monitor`` skips some, as Atari's does: they are divided by the frames in a step.
+    where a wrapper around SB3's ``Monitor`` skips some, as Atari's does: then the last episode is drawn at the run's end.
     """
     figure = Figure(figsize=(8, 5), layout="constrained")  # without pyplot, which would show it
     axes = figure.subplots()
@@ -225,9 +225,9 @@ def plot_learning_curve(log_path: Path, title: str, picture: Path) -> None:
         episodes = load_results(str(log_path))
         if len(episodes) > 0:  # BCQ has none
             frames, returns = episodes["l"].cumsum(), episodes["r"]
-            models = (path for path in log_path.glob("*.zip") if path.stem != "best_model")
-            n_steps = max(map(n_steps_of, models), default=0)
-            steps = frames / max(1, round(frames.iloc[-1] / n_steps) if n_steps > 0 else 1)
+            models = [path for path in log_path.glob("*.zip") if path.stem != "best_model"]
+            is_ended = any(not path.stem.startswith("rl_model") for path in models)
+            steps = frames * min(1, max(map(n_steps_of, models)) / frames.iloc[-1] if is_ended else 1)
             axes.plot(steps, returns, ".", markersize=3, alpha=0.3, label="training episodes")
             axes.plot(steps, returns.rolling(20, min_periods=1).mean(), label="mean of 20 episodes")
     if (log_path / "evaluations.npz").exists():

@@ -240,9 +240,16 @@ class Says(Silent):
     autoreset_mode = AutoresetMode.SAME_STEP
 
 
+class Other(Says):
+    """Its own metadata count first, as those of a wrapper may."""
+
+    metadata: ClassVar[dict[str, Any]] = {"autoreset_mode": AutoresetMode.NEXT_STEP}
+
+
 def test_ends_of_episodes_that_cannot_be_found_are_an_error(monkeypatch):
     """Metadata of the base class, in which ale-py 0.12.1 writes the mode of its own environments, say nothing."""
     monkeypatch.setitem(VectorEnv.metadata, "autoreset_mode", AutoresetMode.NEXT_STEP)
     assert GymnasiumVecEnv(Says()).mode == AutoresetMode.SAME_STEP
+    assert GymnasiumVecEnv(Other()).mode == AutoresetMode.NEXT_STEP
     with pytest.raises(ValueError, match="None is not a valid AutoresetMode"):
         PPG("MlpPolicy", Silent(), **SMALL)

@@ -3,6 +3,7 @@ Faults of RL Zoo that we repair, in the Zoo as it is: a test that fails here say
 which repair can go.
 """
 
+import copy
 import importlib.util
 import runpy
 import subprocess
@@ -165,20 +166,35 @@ def test_the_manager_still_repeats_the_trials_of_a_search_that_goes_on(folder, k
     assert len(trials) == 4 and len({trial.params["learning_rate"] for trial in trials}) == n_different
 
 
+class WholeNumbers(TransformObservation):
+    """CartPole's observations as whole numbers."""
+
+    def __init__(self, env: gymnasium.Env) -> None:
+        super().__init__(env, lambda observation: observation.astype(np.uint8), spaces.Box(0, 255, (4,), np.uint8))
+
+
+def models_of_a_search(kind: type[ZooManager], folder: Path) -> list[PPO]:
+    """Return those of two trials, before they learn."""
+    entry = {"normalize": True, "gamma": 0.5, "env_wrapper": f"{__name__}.WholeNumbers"}
+    options = dict(optimize_hyperparameters=True, n_trials=2, no_optim_plots=True, hyperparams=entry, log_folder=str(folder))
+    searching = kind(Namespace(), "ppo", "CartPole-v1", n_timesteps=8, eval_freq=-1, **options)
+    searching.setup_experiment()
+    found = []
+
+    def learn(model: PPO, *_, callback: list[BaseCallback]) -> None:
+        for each in callback:
+            each.init_callback(model)
+        found.append(copy.copy(model))  # which keeps its environment
+
+    with patch.object(PPO, "learn", learn):
+        searching.hyperparameters_optimization()
+    return found
+
+
 @pytest.mark.parametrize(("kind", "are_equal"), [(ZooManager, False), (Manager, True)])
 def test_the_manager_still_normalizes_rewards_in_a_search_with_the_discount_of_the_file(folder, kind, are_equal):
     """And ours with that of the trial, as does the training of this trial afterwards."""
-    options = dict(optimize_hyperparameters=True, hyperparams={"normalize": True, "gamma": 0.5}, log_folder=str(folder))
-    searching = kind(Namespace(), "ppo", "CartPole-v1", n_timesteps=8, eval_freq=-1, **options)
-    searching.setup_experiment()
-    study, found = optuna.create_study(), []
-
-    def discounts(model: PPO, *_, **__) -> None:
-        found.append((model.gamma, model.get_vec_normalize_env().gamma))
-
-    with patch.object(PPO, "learn", discounts):
-        for _ in range(2):
-            searching.objective(study.ask())
+    found = [(model.gamma, model.get_vec_normalize_env().gamma) for model in models_of_a_search(kind, folder)]
     assert len({*found}) == 2 and {gamma == of_rewards for gamma, of_rewards in found} == {are_equal}
 
 
@@ -203,14 +219,13 @@ def test_the_manager_still_saves_schedules_of_its_own_in_models(folder):
 @pytest.mark.parametrize(("kind", "stored"), [(ZooManager, np.uint8), (Manager, np.float32)])
 def test_the_manager_still_lets_ppo_store_normalized_integers_as_integers(folder, kind, stored):
     """As SB3 2.9.2 does; ours stores them as floats, or PPO would learn from other observations than it acts on."""
-    numbers = TransformObservation(
-        gymnasium.make("CartPole-v1"), lambda x: x.astype(np.uint8), spaces.Box(0, 255, (4,), np.uint8)
-    )
-    model = PPO("MlpPolicy", VecNormalize(DummyVecEnv([lambda: numbers])), n_steps=8, batch_size=8, n_epochs=1)
+    env = VecNormalize(DummyVecEnv([lambda: WholeNumbers(gymnasium.make("CartPole-v1"))]))
+    model = PPO("MlpPolicy", env, n_steps=8, batch_size=8, n_epochs=1)
     made = kind(Namespace(), "ppo", "CartPole-v1", str(folder), eval_freq=-1, n_timesteps=8, log_interval=-1)
     made.callbacks = []
     made.learn(model)
-    assert model.rollout_buffer.observations.dtype == stored
+    for each in (model, *models_of_a_search(kind, folder)):
+        assert each.rollout_buffer.observations.dtype == stored
 
 
 class Ends(BaseCallback):
