@@ -218,7 +218,7 @@ def test_the_manager_still_saves_schedules_of_its_own_in_models(folder):
 
 @pytest.mark.parametrize(("kind", "stored"), [(ZooManager, np.uint8), (Manager, np.float32)])
 def test_the_manager_still_lets_ppo_store_normalized_integers_as_integers(folder, kind, stored):
-    """PPO of SB3 2.9.2 does, and learns from other observations than it acts on; ours keeps them as floats, in searches, too."""
+    """PPO of SB3 2.9.2 does, and learns from other observations than it acts on; ours keeps floats, in searches, too."""
     env = VecNormalize(DummyVecEnv([lambda: WholeNumbers(gymnasium.make("CartPole-v1"))]))
     model = PPO("MlpPolicy", env, n_steps=8, batch_size=8, n_epochs=1)
     made = kind(Namespace(), "ppo", "CartPole-v1", str(folder), eval_freq=-1, n_timesteps=8, log_interval=-1)
