@@ -101,9 +101,9 @@ def main() -> None:
         raise ArgumentError(f"-conf {', '.join(unknown)} cannot work: write ALGO:FILE, for algorithms that are compared")
     folders = {}
     for name, (options, params, settings) in contestants.items():
-        # Other options, another entry in the same file, or another file of the environment or the algorithm: another folder
+        # Other options, another entry in the same file, or another file of the environment, of the algorithm or of
+        # hyperparameters in Python, whose functions may have changed: another folder
         algorithm = ALGOS[name.partition(":")[0]]
-        # Hyperparameters in Python, whose functions may change
         code = [_source(module) for module in (environment.__module__, algorithm.__module__, *options)]
         content = short_hash(yaml.dump([options, params, others, settings, code]))
         folders[name] = f"{re.sub('[^-a-z0-9._=]+', '_', name)[:60]}_{content}"

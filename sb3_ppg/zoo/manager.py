@@ -192,11 +192,12 @@ class Manager(ExperimentManager):
         for name in SCHEDULED:
             if isinstance(value := hyperparams.get(name), str):
                 kind, _, start = value.partition("_")
-                try:
-                    hyperparams[name] = LinearSchedule(float(start if kind == "lin" else ""), 0.0, 1.0)
-                except ValueError:
-                    remedy = "use a number, which in YAML has a dot (3.0e-4), or a linear schedule such as lin_3e-4"
-                    raise ArgumentError(f"`{name}`={value!r} cannot work {self._places()}: {remedy}") from None
+                with suppress(ValueError):
+                    if kind == "lin":
+                        hyperparams[name] = LinearSchedule(float(start), 0.0, 1.0)
+                        continue
+                remedy = "use a number, which in YAML has a dot (3.0e-4), or a linear schedule such as lin_3e-4"
+                raise ArgumentError(f"`{name}`={value!r} cannot work {self._places()}: {remedy}")
         return hyperparams
 
     # ---- what a run needs ----

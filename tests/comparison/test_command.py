@@ -83,9 +83,8 @@ def test_the_command_from_two_tiny_runs_to_the_picture(tmp_path):
 @pytest.mark.slow
 def test_hyperparameters_in_python(tmp_path):
     (tmp_path / "mine.py").write_text(PYTHON_ENTRY)
-    command = (
-        "compare --env CartPole-v1 --algos ppg ppg:n_epochs=2 -conf ppg:mine.py -n 40 --seeds 1 --eval-episodes 1 -f here"
-    )
+    command = "compare --env CartPole-v1 --algos ppg ppg:n_epochs=2 -conf ppg:mine.py -n 40 --seeds 1 -f here"
+    command += " --eval-episodes 1"
     assert "2 runs, 2 to carry out" in run(*command.split(), cwd=tmp_path)
     assert "torch.nn.modules.activation.ReLU" in (tmp_path / "here" / "compare.md").read_text()
     assert pd.read_csv(tmp_path / "here" / "compare.csv")["return_at_end"].le(9).all()
@@ -111,11 +110,8 @@ def test_classes_and_environments_of_a_module(tmp_path):
     command += ["-n", "512", "--seeds", "1", "--jobs", "2", "-f", "here"]
     run(*command, cwd=tmp_path)
     rows = pd.read_csv(tmp_path / "here" / "compare.csv")
-    assert (
-        set(rows["contestant"]) == {"ppg", "mine: own=2"}
-        and (rows["return_at_end"] == 50).all()
-        and (rows["seconds"] > 0).all()
-    )
+    assert set(rows["contestant"]) == {"ppg", "mine: own=2"}
+    assert (rows["return_at_end"] == 50).all() and (rows["seconds"] > 0).all()
     assert "here/mine_defaults.yml" in (tmp_path / "here" / "compare.md").read_text()
     for code, n_runs in ((MODULE, 0), (MODULE.replace("1.0, bool", "2.0, bool"), 2)):
         (tmp_path / "noise.py").write_text(code)

@@ -81,12 +81,8 @@ def test_returns_are_means_of_the_last_three_points_after_equal_steps_or_seconds
     np.testing.assert_allclose(found.returns("steps")["B"], 8.0)
     np.testing.assert_allclose(found.returns("seconds")["B"], 8 * (0.8 + 0.9 + 1) / 3)
     assert found.curves("seconds")["B"].index[-1] == 1 and found.curves("steps")["B"].index[-1] == 1000
-    assert (
-        found._replace(points=found.points.assign(training_return=[1.0] * 10 + [np.nan] * 78))
-        .runs()["training_return"]
-        .isna()
-        .all()
-    )
+    no_late_episodes = found._replace(points=found.points.assign(training_return=[1.0] * 10 + [np.nan] * 78))
+    assert no_late_episodes.runs()["training_return"].isna().all()
     rows = found.runs()
     assert list(rows["return_at_end"]) == [10.0] * 4 + [8.0] * 4 and rows["return_of_curve"].iloc[0] == pytest.approx(8.0)
     assert "| B | 8.0 (8.0 to 8.0) | 6.4 | 7.2 (7.2 to 7.2) | 4.4 | 7.0 | 2 | 0 | 500 |" in found.page(found.verdict())

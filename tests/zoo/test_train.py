@@ -52,10 +52,9 @@ def test_a_callback_leaves_the_settings_ours(tmp_path, recwarn):
 def test_an_evaluation_that_would_not_end_is_given_up(tmp_path):
     options = ["--gym-packages", __name__, "-n", "64", "--eval-freq", "64", "--eval-episodes", "1"]
     search = ["-optimize", "--n-trials", "1", "--n-evaluations", "1", "--no-optim-plots"]
-    limit = [
-        "env_wrapper:[{'gymnasium.wrappers.TimeLimit':{'max_episode_steps':9}}]"
-    ]  # around the Monitor, which reports no end
-    for further in ([], search, [*SMALL, *limit]):
+    # Around the Monitor, which reports no end
+    limit = "env_wrapper:[{'gymnasium.wrappers.TimeLimit':{'max_episode_steps':9}}]"
+    for further in ([], search, [*SMALL, limit]):
         output = run("train", "--env", "Endless-v0", *options, *SMALL, *further, cwd=tmp_path)
         assert output.count("An evaluation was given up") == 1
 
