@@ -30,14 +30,14 @@ from typing_extensions import override
 from benchmarks import venvs
 from benchmarks.environments import PACKAGES
 from benchmarks.harness import Experiment, Outcome, Report, defaults_of, machines, trained
-from benchmarks.scores import Task, improvements, interquartile_means
+from benchmarks.scores import Task, improvements
 from benchmarks.seconds import ALL_GAMES
 from benchmarks.suites.contestants import Settings, entries_of, entry, zoo_entry
 from sb3_ppg import PPG
 from sb3_ppg.buffers.aux_buffer import AuxBuffer
 from sb3_ppg.comparison.report import COLORS, N_LAST, VIEWS, Comparison, draw_seeds, finish, page, table
 from sb3_ppg.comparison.runs import short_hash
-from sb3_ppg.comparison.scores import Scores
+from sb3_ppg.comparison.scores import Scores, interquartile_means
 from sb3_ppg.objectives import Objective
 from sb3_ppg.zoo.hyperparameters import hyperparameter_file
 
@@ -74,6 +74,7 @@ POOLS: dict[str, tuple[str, dict[str, tuple[list[Task], str]]]] = {
 }
 PIP = {name: package["pip"] for name, package in PACKAGES.items()} | {"sbx": venvs.SBX}
 NORMALIZED = "dict(norm_obs=False, norm_reward=True)"
+COLD = 28  # seconds that compiling takes at most without torch's cache (results/compiled.csv, idle machine)
 RATES = (1 / 3, 1.0, 3.0)  # factors of both algorithms' learning rate
 MINATAR = entries_of(hyperparameter_file("ppg"))["minatar"], "features_extractor_class=MinAtarCNN, net_arch=[]"
 
@@ -365,7 +366,7 @@ def compared(rows: pd.DataFrame, curves: pd.DataFrame, names: Iterable[str]) -> 
 def lines_of(name: str, match: Comparison, rows: pd.DataFrame) -> Iterator[list[str]]:
     """Yield a line of the table for each contestant."""
     returns = {view: interquartile_means({k: v[:, None] for k, v in match.returns(view).items()}) for view in VIEWS}
-    says = {(row[0], row[1]): f"{row[6].split(':')[0]}, {row[4]}" for row in match.verdict()[1:]}
+    says = {(row[0], row[1].split()[-1]): f"{row[6].split(':')[0]}, {row[4]}" for row in match.verdict()[1:]}
     means = rows[rows["match"] == name].groupby("contestant").mean(numeric_only=True)
     for each in match.settings:
         cells = [cell for view in VIEWS for cell in (str(returns[view][each]), says.get((each, view), ""))]
@@ -386,17 +387,28 @@ def scores_of(tasks: Sequence[Task], found: Sequence[Mapping[str, Any]]) -> Scor
 
 def pooled(matches: Sequence[Comparison], tasks: Sequence[Task], first: str) -> Iterator[list[Any]]:
     """
-    Yield a line for a contestant and each of those behind it in the order of the matches: its scores over tasks, and how
-    probable it is that the first is better.
+    Yield lines about each contestant behind one in the order of the matches, that one view after another: the scores of both
+    over tasks, and how probable it is that the first is better.
     """
     names = [*matches[0].settings]
-    cells: dict[str, list[Any]] = {name: [] for name in names[names.index(first) :]}
-    for view in ("curve", *VIEWS):
-        scores = scores_of(tasks, [curve_means(match) if view == "curve" else match.returns(view) for match in matches])
-        means = interquartile_means({name: scores[name] for name in cells})
-        for name in cells:
-            cells[name] += [means[name], "" if name == first else improvements({first: scores[first]}, scores[name])[first]]
-    yield from ([name, *own] for name, own in cells.items())
+    for other in names[names.index(first) + 1 :]:
+        pairs = [match.alone(first, other) for match in matches]
+        views = {
+            "mean of the curve": [curve_means(pair) for pair in pairs],
+            "after equal steps": [pair.returns("steps") for pair in pairs],
+            "after equal seconds": [pair.returns("seconds") for pair in pairs],
+            f"after equal seconds, if compiling takes {COLD} s": [compiled_anew(pair).returns("seconds") for pair in pairs],
+        }
+        for view, returns in views.items():
+            scores = scores_of(tasks, returns)
+            means, better = interquartile_means(scores), improvements({first: scores[first]}, scores[other])
+            yield [other, view, means[first], means[other], better[first]]
+
+
+def compiled_anew(match: Comparison) -> Comparison:
+    """Return a match in which compiling took as long as without torch's cache."""
+    missing = (COLD - match.points["compile_seconds"]).clip(0).where(match.points["compile_seconds"] > 0, 0)
+    return match._replace(points=match.points.assign(seconds=match.points["seconds"] + missing))
 
 
 def curve_means(match: Comparison) -> dict[str, np.ndarray]:
@@ -428,11 +440,10 @@ def pages_of_pool(name: str, found: Mapping[str, Comparison], rows: pd.DataFrame
     title, groups = POOLS[name]
     by_env = {MATCHES[each].env_id: match for each, match in found.items()}
     lines = [
-        [group, *line]
+        [group, first, *line]
         for group, (tasks, first) in groups.items()
         for line in pooled([by_env[task.env_id] for task in tasks], tasks, first)
     ]
-    views = ("mean of the curve", "after equal steps", "after equal seconds")
     contestants = [*next(iter(found.values())).settings]
     means = rows.pivot_table(index="contestant", columns="match", values=["return", "seconds"]).loc[contestants]
     ends = [
@@ -442,9 +453,10 @@ def pages_of_pool(name: str, found: Mapping[str, Comparison], rows: pd.DataFrame
     text = page(
         title,
         f"{about(rows)} A score is 0 at the return of random actions and 1 at a high return of the task; interquartile means "
-        "over seeds and tasks, and the probability that a run of the first contestant is better, with 95 % stratified "
-        "bootstrap intervals (rliable).",
-        table(["", "", *(cell for view in views for cell in (view, "the first is better"))], lines),
+        "over seeds and tasks, and the probability P that a run of the first contestant is better, with 95 % stratified "
+        "bootstrap intervals (rliable), which are about new seeds in these environments. Seconds are equal when the fastest "
+        "run of the two contestants ends.",
+        table(["", "the first", "the other", "", "the first", "the other", "P"], lines),
         f"![Scores against steps and against seconds]({name}.png)",
         f"## Returns, means of the last {N_LAST} points",
         table(["", *by_env, "seconds"], ends),

@@ -1,16 +1,12 @@
 """Tasks, and the scores of runs in them."""
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 from typing_extensions import override
 
 from sb3_ppg.comparison import scores
-
-MIN_SEEDS = 3  # for an interval: with several tasks, scores are more than seeds
-interquartile_means = partial(scores.interquartile_means, min_seeds=MIN_SEEDS)
 
 
 class Improvement(scores.Estimate):
@@ -24,8 +20,7 @@ class Improvement(scores.Estimate):
 
 def improvements(own: scores.Scores, baseline: np.ndarray) -> dict[str, Improvement]:
     """Return the probability that a run has a higher score than one of the baseline's, mean over tasks; ties are halves."""
-    found = scores.improvements(own, baseline, min_seeds=MIN_SEEDS)
-    return {name: Improvement(*estimate) for name, estimate in found.items()}
+    return {name: Improvement(*estimate) for name, estimate in scores.improvements(own, baseline).items()}
 
 
 class Task(NamedTuple):

@@ -23,8 +23,8 @@ import numpy as np
 from benchmarks import venvs
 from benchmarks.environments import ROOT
 from benchmarks.harness import Experiment, Outcome, Report, machines
-from benchmarks.scores import interquartile_means
 from sb3_ppg.comparison.report import page, table
+from sb3_ppg.comparison.scores import interquartile_means
 
 SCRIPTS, N_SEEDS = Path(__file__).parent, 5
 TASKS = {"CartPole-v1": 100_000, "Acrobot-v1": 100_000, "Pendulum-v1": 100_000, "LunarLander-v3": 300_000}  # steps

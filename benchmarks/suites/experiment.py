@@ -13,10 +13,10 @@ from matplotlib.ticker import EngFormatter
 
 from benchmarks.episodes import curve, evaluation
 from benchmarks.harness import COLORS, RESULTS, Experiment, Outcome, Report, listed, machines
-from benchmarks.scores import MIN_SEEDS, Task, improvements, interquartile_means
+from benchmarks.scores import Task, improvements
 from benchmarks.suites.contestants import CONTESTANTS, LEADING, TASKS, Training, contestants_on
 from sb3_ppg.comparison.report import draw_seeds, finish, page, table
-from sb3_ppg.comparison.scores import Scores
+from sb3_ppg.comparison.scores import MIN_SEEDS, Scores, interquartile_means
 
 BASELINE = "PPO"
 LAST_EPISODES = 100
@@ -225,13 +225,7 @@ def report(experiment: Experiment) -> Report:
     known = yaml.safe_load((RESULTS / "suites_settings.yml").read_text())
     settings = {run.hash(): run.settings() for run in wanted()}
     settings = {key: settings[key] for key in experiment.rows()["settings"]} | known
-    files: dict[str, str | Figure] = {"suites_settings.yml": yaml.safe_dump(settings), "suites.md": text}
-    for comparison in found:
-        if LEADING.keys() <= set(comparison.curves["contestant"]):
-            name = f"suites_{comparison.suite}_{comparison.n_timesteps // 1000}k"
-            files |= {f"{name}_tasks.png": comparison.picture_of_tasks()}
-            files |= {f"{name}.png": comparison.picture()} if len(comparison.tasks) > 1 else {}
-    return files
+    return {"suites_settings.yml": yaml.safe_dump(settings), "suites.md": text}
 
 
 SUITES = Experiment("suites", wanted, train, report, columns=Training.columns, identity=("settings", "seed"))

@@ -100,6 +100,11 @@ class Comparison(NamedTuple):
         """Return the returns of each contestant's runs at the end, which are means of three points, (n_seeds,)."""
         return {name: curves.iloc[-N_LAST:].mean().to_numpy() for name, curves in self.curves(view).items()}
 
+    def alone(self, *names: str) -> "Comparison":
+        """Return some contestants without the others, so that what is found of two does not depend on a third."""
+        points = self.points[self.points["contestant"].isin(names)]
+        return self._replace(points=points, settings={name: self.settings[name] for name in names})
+
     def n_seeds(self) -> int:
         """Return the number of runs of each contestant."""
         return self.points["seed"].nunique()
@@ -108,18 +113,19 @@ class Comparison(NamedTuple):
 
     def verdict(self) -> list[list[str]]:
         """Return the rows of a table, the first of which is its head: is the first contestant ahead of each of the others?"""
-        first = next(iter(self.settings))
-        returns = {view: self.returns(view) for view in VIEWS}
-        p_values = corrected_p_values(returns)
-        rows = [[f"{first} against", "after equal", first, "the other", "P", "p", "verdict"]]
-        for (other, view), p in p_values.items():
-            own, their = returns[view][first], returns[view][other]
+        first, *others = self.settings
+        pairs = {(other, view): self.alone(first, other) for view in VIEWS for other in others}
+        returns = {key: [*pair.returns(key[1]).values()] for key, pair in pairs.items()}
+        rows = [[f"{first} against", "after", first, "the other", "P", "p", "verdict"]]
+        for ((other, view), (own, their)), p in zip(returns.items(), corrected_p_values(returns.values()), strict=True):
+            end = pairs[other, view].curves(view)[first].index[-1]
             better = improvements({first: own[:, None]}, their[:, None])[first]
             if p <= error_of(self.look):
                 says = "ahead" if better.value > 0.5 else "behind"
             else:
-                says = f"not apart{self._seeds_needed(better, len(p_values))}"
-            rows.append([other, view, f"{own.mean():.1f}", f"{their.mean():.1f}", str(better), f"{p:.2g}", says])
+                says = f"not apart{self._seeds_needed(better, len(pairs))}"
+            means = (f"{found.mean():.1f}" for found in (own, their))
+            rows.append([other, f"{end:,.0f} {view}", *means, str(better), f"{p:.2g}", says])
         return rows
 
     def _seeds_needed(self, better: Estimate, n_comparisons: int) -> str:

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,7 +13,7 @@ from typing_extensions import override
 from sb3_ppg.saving.training_state import generators_kept
 
 BOOTSTRAPS = 1000
-MIN_SEEDS = 4  # for an interval: of three runs, the interquartile mean is the mean
+MIN_SEEDS = 5  # for an interval
 MAX_SEEDS = 100  # above, the number of seeds that would be enough is not given
 Scores = dict[str, np.ndarray]  # by contestant, (n_seeds, n_tasks)
 
@@ -36,35 +36,34 @@ class Estimate(NamedTuple):
         return format(self)
 
 
-def estimates(scores: Mapping[str, Any], statistic: Callable, min_seeds: int = MIN_SEEDS) -> dict[str, Estimate]:
+def estimates(scores: Mapping[str, Any], statistic: Callable) -> dict[str, Estimate]:
     """
     Estimate a statistic with 95 % stratified bootstrap intervals: seeds are drawn within each task.
 
     :param scores: each contestant's scores, or pairs of scores
-    :param min_seeds: seeds from which on there is an interval
     """
     with generators_kept():  # rliable draws with the global one
         np.random.seed(0)
         values, intervals = get_interval_estimates(scores, lambda *x: np.array([statistic(*x)]), reps=BOOTSTRAPS)
     n_seeds = {name: min(map(len, own)) if isinstance(own, tuple) else len(own) for name, own in scores.items()}
-    return {name: Estimate(values[name][0], *(intervals[name][:, 0] if n_seeds[name] >= min_seeds else ())) for name in scores}
+    return {name: Estimate(values[name][0], *(intervals[name][:, 0] if n_seeds[name] >= MIN_SEEDS else ())) for name in scores}
 
 
-def interquartile_means(scores: Scores, min_seeds: int = MIN_SEEDS) -> dict[str, Estimate]:
+def interquartile_means(scores: Scores) -> dict[str, Estimate]:
     """Return the mean of the middle half of each contestant's scores."""
 
     def interquartile_mean(own: np.ndarray) -> np.floating:  # rliable's is slow
         cut, end = own.size // 4, own.size - own.size // 4
         return np.partition(own, (cut, end - 1), axis=None)[cut:end].mean()
 
-    return estimates(scores, interquartile_mean, min_seeds)
+    return estimates(scores, interquartile_mean)
 
 
-def improvements(scores: Scores, baseline: np.ndarray, min_seeds: int = MIN_SEEDS) -> dict[str, Estimate]:
+def improvements(scores: Scores, baseline: np.ndarray) -> dict[str, Estimate]:
     """Return the probability that a run has a higher score than one of the baseline's, mean over tasks; ties are halves."""
     pairs = {name: (own, baseline) for name, own in scores.items()}
     # rliable's function is slow, as it computes p-values, too
-    return estimates(pairs, lambda own, other: (np.sign(own[:, None] - other).mean() + 1) / 2, min_seeds)
+    return estimates(pairs, lambda own, other: (np.sign(own[:, None] - other).mean() + 1) / 2)
 
 
 def rank_test(own: np.ndarray, other: np.ndarray) -> float:
@@ -84,26 +83,17 @@ def rank_test(own: np.ndarray, other: np.ndarray) -> float:
     return float(ways[-1, distances >= distances[ranks[: len(own)].sum()] - 1e-6].sum() / ways[-1].sum())
 
 
-def holm(p_values: Sequence[float]) -> list[float]:
-    """Return p-values after Holm's correction for their number."""
+def corrected_p_values(pairs: Iterable[tuple[np.ndarray, np.ndarray]]) -> list[float]:
+    """
+    Return the p-value of each comparison of two, after Holm's correction for their number.
+
+    :param pairs: returns of both contestants' runs, (n_seeds,)
+    """
+    p_values = [rank_test(own, other) for own, other in pairs]
     corrected, highest = [*p_values], 0.0
     for rank, place in enumerate(np.argsort(p_values, kind="stable")):
         corrected[place] = highest = max(highest, min(1.0, (len(p_values) - rank) * p_values[place]))
     return corrected
-
-
-def corrected_p_values(returns: Mapping[str, Scores]) -> dict[tuple[str, str], float]:
-    """
-    Compare the first contestant with each of the others in each view. Return p-values by contestant and view, after Holm's
-    correction for their number.
-
-    :param returns: by view, the returns of each contestant's runs, (n_seeds,)
-    """
-    p_values: dict[tuple[str, str], float] = {}
-    for view, found in returns.items():
-        first, *others = found
-        p_values |= {(other, view): rank_test(found[first], found[other]) for other in others}
-    return dict(zip(p_values, holm([*p_values.values()]), strict=True))
 
 
 def error_of(look: int) -> float:
