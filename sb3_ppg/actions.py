@@ -118,10 +118,8 @@ class Actions:
         """
         if not isinstance(self.space, spaces.Box):
             return actions
-        if not self.bounded:
-            taken = actions.clamp(self.low, self.high)
-        else:
-            taken = self.low + 0.5 * (actions + 1.0) * (self.high - self.low)
+        taken = self.low + 0.5 * (actions + 1.0) * (self.high - self.low) if self.bounded else actions
+        taken = taken.clamp(self.low, self.high)  # the former may be outside, too, by rounding
         return taken.round().to(dtype_of(self.space)) if np.issubdtype(self.space.dtype, np.integer) else taken
 
     def from_environments(self, actions: th.Tensor) -> th.Tensor:

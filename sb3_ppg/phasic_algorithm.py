@@ -284,6 +284,8 @@ class PhasicAlgorithm(PhasicInterface):
     @override
     def set_env(self, env: GymEnv, force_reset: bool = True) -> None:
         super().set_env(env, force_reset)
+        if force_reset:
+            self.time_limits = TimeLimits()
         store_floats(self.rollout_buffer, self.env)
         self._tell_weights()
 
@@ -401,6 +403,8 @@ class PhasicAlgorithm(PhasicInterface):
         if not isinstance(load_path_or_dict, dict):
             with checked_model_file(load_path_or_dict, type(self)) as file:
                 load_path_or_dict = load_from_zip_file(file, load_data=False, device=device)[1]
+        else:
+            load_path_or_dict = copy.deepcopy(load_path_or_dict)  # torch's optimizers keep the tensors that they are given
         before: Any = copy.deepcopy(self.get_parameters())
         try:
             super().set_parameters(load_path_or_dict, exact_match, device)

@@ -347,6 +347,7 @@ REFUSED = {
     "warm_start": lambda model, other: model.warm_start({}),
     "load_aux_buffer": lambda model, other: model.load_aux_buffer("no/such/file"),
     "predict": lambda model, other: model.predict(np.zeros(4), epsilon=2.0),
+    "predict with masks": lambda model, other: model.predict(np.zeros(4), action_masks=np.array([True, False])),
 }
 
 
@@ -361,10 +362,20 @@ def test_a_refused_call_leaves_the_model_and_the_generators_as_they_were(call):
     model = make().learn(32)
     model.set_random_seed(0)
     before = generators()
-    with pytest.raises((ValueError, RuntimeError, FileNotFoundError)):
+    with pytest.raises((ValueError, RuntimeError, FileNotFoundError, TypeError)):
         call(model, other)
     assert generators() == before
     assert not changed(model.learn(64), expected) and model.prior is None
+
+
+def test_models_that_exchange_parameters_train_apart():
+    """torch's optimizers keep the tensors that they are given."""
+    model, other = make().learn(32), make(seed=1)
+    parameters = model.get_parameters()
+    before = copy.deepcopy(parameters)
+    other.set_parameters(parameters)
+    other.learn(32)
+    assert str(model.get_parameters()) == str(parameters) == str(before)
 
 
 class ActsOtherwise(MlpPolicy):

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -83,7 +83,7 @@ def rank_test(own: np.ndarray, other: np.ndarray) -> float:
     return float(ways[-1, distances >= distances[ranks[: len(own)].sum()] - 1e-6].sum() / ways[-1].sum())
 
 
-def corrected_p_values(pairs: Iterable[tuple[np.ndarray, np.ndarray]]) -> list[float]:
+def corrected_p_values(pairs: Iterable[Sequence[np.ndarray]]) -> list[float]:
     """
     Return the p-value of each comparison of two, after Holm's correction for their number.
 

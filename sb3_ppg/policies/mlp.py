@@ -620,7 +620,8 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
                 "`obs = vec_env.reset()` (VecEnv)"
             )
         tensors, vectorized_env = self.obs_to_tensor(observation)
-        actor = self.numpy_actor()
+        is_known = context.keys() <= {*self.input_keys}  # `evaluate` refuses what it does not take
+        actor = self.numpy_actor() if is_known else None
         chosen = None if actor is None else actor.choose(np.asarray(tensors), deterministic, **context)
         if chosen is None or self.training:
             self.set_training_mode(False)

@@ -105,6 +105,7 @@ class NumpyActor:
     def _is_changed(self) -> bool:
         """Return whether hooks are registered, or an object has a method of its own."""
         has_own = any(map(dict.__contains__, self._attributes, repeat("forward")))
+        has_own |= any(map(vars(self._policy.mlp_extractor).__contains__, ("forward_actor", "forward_critic")))
         return has_own or any(self._hooks) or any(map(self._attributes[0].__contains__, METHODS))
 
     def is_current(self) -> bool:

@@ -82,7 +82,10 @@ def collect_steps(
         model.num_timesteps += n_new
 
         callback.update_locals(locals())
-        if not callback.on_step():
+        goes_on = callback.on_step()
+        if not goes_on and model._last_obs is not None:  # then a callback has not called `set_env`
+            model._last_obs, model._last_episode_starts, model.memory = new_obs, dones, memory
+        if not goes_on:
             return None
         if model._last_obs is None:
             raise ArgumentError("a callback called `set_env` in the middle of a rollout: call it in `_on_rollout_end`")

@@ -96,6 +96,8 @@ WIDE = spaces.Box(np.float32([-2, 0]), np.float32([2, 10]))
         (GaussianActions, spaces.Box(-128, 127, (1,), np.int8), [[-300.0], [0.6], [-0.6]], [[-128], [1], [-1]]),
         (SquashedGaussianActions, WIDE, [[-1.0, 1.0], [0.5, 0.0]], [[-2, 10], [1, 5]]),
         (SquashedGaussianActions, spaces.Box(-128, 127, (1,), np.int8), [[-1.0], [0.01], [1.0]], [[-128], [1], [127]]),
+        # 0.77 + (9.05 - 0.77) is above 9.05 in float32
+        (SquashedGaussianActions, spaces.Box(0.77, 9.05, (1,)), [[1.0]], [[float(np.float32(9.05))]]),
         (SquashedGaussianActions, spaces.Box(-(2**40), 2**40, (1,), np.int64), [[-1.0], [0.5]], [[-(2**40)], [2**39]]),
         (CategoricalActions, spaces.Discrete(3, start=-1), [0, 2], [-1, 1]),
         (LogitActions, spaces.MultiDiscrete([2, 3], start=[5, 0]), [[1, 2]], [[6, 2]]),

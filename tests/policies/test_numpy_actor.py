@@ -152,6 +152,9 @@ CHANGES = {
     "a further layer": lambda policy: policy.mlp_extractor.value_net.append(nn.ReLU()),
     "hook": lambda policy: policy.value_net.register_forward_hook(lambda _, inputs, output: output + 7),
     "method": lambda policy: setattr(policy, "evaluate", lambda obs, **o: MlpPolicy.evaluate(policy, 3 * obs, **o)),
+    "method of the networks": lambda policy: setattr(
+        policy.mlp_extractor, "forward_critic", lambda features: -policy.mlp_extractor.value_net(features)
+    ),
     "method of a layer": lambda policy: setattr(policy.value_net, "forward", lambda latent: latent.sum(dim=1, keepdim=True)),
 }
 

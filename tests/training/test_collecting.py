@@ -160,6 +160,21 @@ def test_time_limits_that_seem_to_be_reported_as_terminations_are_warned_of_once
     assert len(messages) == (length is not None) and all(re.match(expected, message) for message in messages)
 
 
+def test_another_environment_may_hide_its_limits(recwarn):
+    model = make(DummyVecEnv([lambda: Countdown(ends=(False, True))]), n_steps=5, batch_size=5).learn(60)
+    model.set_env(DummyVecEnv([Countdown]))
+    model.learn(60)
+    assert sum("ignore_terminations" in str(warning.message) for warning in recwarn) == 1
+
+
+@pytest.mark.parametrize("n_steps, observation, is_start", [(3, 0, True), (4, 1, False)])
+def test_after_a_callback_stopped_a_run_it_goes_on_from_the_latest_observation(n_steps, observation, is_start):
+    """SB3 goes on from the one before, which the environment has left."""
+    model = make(DummyVecEnv([Countdown])).learn(100, callback=lambda found, _: found["self"].num_timesteps < n_steps)
+    buffer = model.learn(16, reset_num_timesteps=False).rollout_buffer
+    assert buffer.observations[0].item() == observation and buffer.episode_starts[0].item() == is_start
+
+
 @pytest.mark.parametrize("kind", ["vectors", "images", "Dict", "LSTM", "masks"])
 def test_environments_may_write_each_step_into_the_same_arrays(kind):
     algorithm, policy, make_envs, policy_kwargs = KINDS[kind]
