@@ -95,7 +95,6 @@ class RolloutReplay:
         size = batch_size if len(due) == 1 else math.ceil(n_samples / n_minibatches)
         divided = [rollout.parts(size, np.random.permutation) for rollout in due]
         length, _ = divided[0]
-        firsts = range(0, len(due) * n_samples // length, n_samples // length)
-        columns = ([first + part for part in parts] for first, (_, parts) in zip(firsts, divided, strict=True))
-        parts = divided[0][1] if len(due) == 1 else [np.concatenate(column) for column in zip(*columns, strict=True)]
+        columns = ([k * n_samples // length + part for part in parts] for k, (_, parts) in enumerate(divided))
+        parts = [np.concatenate(column) for column in zip(*columns, strict=True)]
         yield from batches([rollout.select(keys) for rollout in due], parts, length, device)
