@@ -1,14 +1,14 @@
 """The rollouts that are kept for the auxiliary phase."""
 
-import copy
 import math
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import IO, Any, Literal, Self
+from typing import IO, Any, Literal
 
 import numpy as np
 import torch as th
@@ -76,12 +76,6 @@ class AuxBuffer:
                 self.reset()
             self.on_device = self.recorded = None
             self.progress = []
-
-    def emptied(self) -> Self:
-        """Return an empty buffer for the same device and storage."""
-        other = copy.copy(self)
-        other.reset()
-        return other
 
     def __len__(self) -> int:
         """The number of rollouts."""
@@ -168,10 +162,8 @@ class AuxBuffer:
         if self.device.type == "cuda":
             free, _ = th.cuda.mem_get_info(self.device)
             if sum(n_bytes(rollout.arrays) for rollout in self.rollouts) <= free / 2:
-                self.on_device = [
-                    replace(rollout, arrays=map_arrays(lambda array: th.as_tensor(array, device=self.device), rollout.arrays))
-                    for rollout in self.rollouts
-                ]
+                copied = partial(th.as_tensor, device=self.device)
+                self.on_device = [replace(rollout, arrays=map_arrays(copied, rollout.arrays)) for rollout in self.rollouts]
         self.recorded = None
         recorded: th.Tensor | None = None
         for ids, batch in self.batches(np.arange(self.n_sequences), n_sequences):
@@ -208,12 +200,8 @@ class AuxBuffer:
         """
         rollouts = self.on_device or self.rollouts
         if self.recorded is not None:
-            of_rollouts = self.recorded.reshape(self.n_samples, -1).split([rollout.n_samples for rollout in rollouts])
-            both = zip(rollouts, of_rollouts, strict=True)
-            rollouts = [
-                replace(rollout, arrays={**rollout.arrays, "recorded": recorded.unflatten(0, rollout.shape)})
-                for rollout, recorded in both
-            ]
+            both = zip(rollouts, self.recorded.reshape(len(rollouts), *rollouts[0].shape, -1), strict=True)
+            rollouts = [replace(rollout, arrays={**rollout.arrays, "recorded": recorded}) for rollout, recorded in both]
         parts = np.array_split(order, math.ceil(len(order) / n_sequences))
         if self.single_samples:
             parts = [np.sort(part) for part in parts]

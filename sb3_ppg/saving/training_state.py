@@ -1,5 +1,6 @@
 """The part of a run in progress that is not in the model's zip file: rollouts, normalization, random generators."""
 
+import copy
 import glob
 import json
 import random
@@ -147,7 +148,8 @@ def load_training_state(model: PhasicInterface, path: Path) -> None:
         _check_identity(own, description, _identity(model, same_processes))
         running = all_statistics(model.env)
         normalization = {name: {part: archive[f"normalize/{name}/{part}"] for part in MOMENTS} for name in running}
-        aux_buffer, replayed = model.aux_buffer.emptied(), []
+        aux_buffer, replayed = copy.copy(model.aux_buffer), []
+        aux_buffer.reset()
         if same_processes:
             n_stored, _ = model.n_kept_rollouts()
             aux_buffer.check_room(model.rollout_buffer, model.aux_keys, n_stored)
