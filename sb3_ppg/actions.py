@@ -10,7 +10,7 @@ import threading
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch as th
@@ -360,32 +360,16 @@ def actions_class_of(distribution_class: type[Distribution]) -> type[Actions]:
 # ---- nested spaces ----
 
 
-class Leaf(NamedTuple):
-    """A space in a nested one that is not nested itself; ``path``: keys and indices that lead to it, separated by dots."""
-
-    path: str
-    space: spaces.Space
-
-    @property
-    def n_choices(self) -> list[int]:
-        """Number of choices in each dimension, in C order; one in each dimension of a Box."""
-        space: Any = self.space
-        if isinstance(space, spaces.Discrete):
-            return [int(space.n)]
-        if isinstance(space, spaces.MultiDiscrete):
-            return space.nvec.ravel().tolist()
-        return [2 if isinstance(space, spaces.MultiBinary) else 1] * math.prod(space.shape)
-
-
 def parts_of(space: spaces.Space) -> dict[Any, spaces.Space]:
     """Return the parts of a nested space by key or index; nothing for another space."""
     parts = space.spaces if isinstance(space, NESTED) else {}
     return dict(parts) if isinstance(parts, Mapping) else dict(enumerate(parts))
 
 
-def leaves(space: spaces.Space, path: str = "") -> list[Leaf]:
+def leaves(space: spaces.Space, path: str = "") -> list[tuple[str, spaces.Space]]:
     """
-    List the leaves of a space with this path, in the order of their numbers in a row.
+    List the leaves of a space with this path, the spaces in it that are not nested themselves, in the order of their numbers
+    in a row, after their paths: the keys and indices that lead to them, separated by dots.
 
     :raises ArgumentError: for a leaf that is not a Box with bounds, Discrete, MultiDiscrete or MultiBinary
     """
@@ -396,12 +380,18 @@ def leaves(space: spaces.Space, path: str = "") -> list[Leaf]:
     if not is_leaf or math.prod(space.shape or ()) == 0 or (isinstance(space, spaces.Box) and not space.is_bounded()):
         remedy = "use Box spaces with finite bounds, Discrete, MultiDiscrete and MultiBinary spaces, which have numbers"
         raise ArgumentError(f"The action space has {space} at {path!r}, which cannot work: {remedy}")
-    return [Leaf(path, space)]
+    return [(path, space)]
 
 
-def n_choices(space: spaces.Space) -> list[int]:
-    """Return ``Leaf.n_choices`` of all leaves of a space, one after the other."""
-    return [n for leaf in leaves(space) for n in leaf.n_choices]
+def n_choices(space: Any) -> list[int]:
+    """Return the number of choices in each dimension, leaf after leaf, in C order; one in each dimension of a Box."""
+    if isinstance(space, NESTED):
+        return [n for _, leaf in leaves(space) for n in n_choices(leaf)]
+    if isinstance(space, spaces.Discrete):
+        return [int(space.n)]
+    if isinstance(space, spaces.MultiDiscrete):
+        return space.nvec.ravel().tolist()
+    return [2 if isinstance(space, spaces.MultiBinary) else 1] * math.prod(space.shape or ())
 
 
 def flat_space(space: spaces.Space) -> spaces.Space:
@@ -491,7 +481,7 @@ class NestedActions(Actions):
         self.space = space
         self.leaves = leaves(space)
         self.kinds = kinds
-        self.sizes = [len(leaf.n_choices) for leaf in self.leaves]
+        self.sizes = [len(n_choices(leaf)) for _, leaf in self.leaves]
         self.shape = (sum(self.sizes),)
         self.n_features = sum(kind.n_features for kind in kinds)
         self.weights = {name: th.ones(len(kinds)) for name in ("ent_coef", "prior_coef")}
@@ -594,7 +584,7 @@ class NestedDistribution(ActionDistribution):
         self, space: spaces.Space, make_leaf: Callable[[spaces.Space], Distribution], log_std_init: float = 0.0
     ) -> None:
         super().__init__()
-        one_dimensional = [_with_one_dimension(leaf.space) for leaf in leaves(space)]
+        one_dimensional = [_with_one_dimension(leaf) for _, leaf in leaves(space)]
         self.templates = [with_python_integers(make_leaf(part)) for part in one_dimensional]
         parts = zip(self.templates, one_dimensional, strict=True)
         self.actions = NestedActions(space, [actions_class_of(type(template))(part) for template, part in parts])
@@ -618,7 +608,7 @@ class NestedDistribution(ActionDistribution):
 
     def apply_masking(self, masks: np.ndarray | th.Tensor | None) -> None:
         """Exclude actions by masks, (B, total number of choices): True where one is possible, and for the numbers of a Box."""
-        sizes = [sum(leaf.n_choices) for leaf in self.actions.leaves]
+        sizes = [sum(n_choices(leaf)) for _, leaf in self.actions.leaves]
         parts: Any = [None] * len(sizes)
         if masks is not None:
             parts = th.as_tensor(masks).reshape(-1, sum(sizes)).split(sizes, dim=1)

@@ -60,7 +60,7 @@ class DeterministicPolicy(nn.Module):
         self.n_choices = sum(n_choices(model.action_space))
         self.input_names, self.output_names = [*self.parts], ["action"]
         if isinstance(self.policy.actions, NestedActions):
-            self.output_names = [f"action.{leaf.path}" for leaf in leaves(model.action_space)]
+            self.output_names = [f"action.{path}" for path, _ in leaves(model.action_space)]
         if isinstance(self.policy, MaskablePhasicActorCriticPolicy):
             self.input_names += ["action_masks"]
         if isinstance(self.policy, RecurrentPhasicActorCriticPolicy):

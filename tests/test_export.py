@@ -76,7 +76,7 @@ def predicted(model: PPG, inputs: dict[str, np.ndarray], **arguments):
 
 def assert_acts_as(model: PPG, program: Callable[..., list[np.ndarray]]) -> None:
     """For several numbers of environments, over episodes, under masks."""
-    leaf_spaces = [leaf.space for leaf in leaves(model.action_space)]
+    leaf_spaces = [space for _, space in leaves(model.action_space)]
     for n in (1, 5):
         memory: dict = {}
         if model.policy.has_memory:

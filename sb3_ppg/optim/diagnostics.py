@@ -101,7 +101,7 @@ def leaf_summary(
     policy.set_training_mode(True)
     means = th.cat(columns, dim=2).mean(dim=2)
     average_over_processes([means])
-    paths = [leaf.path for leaf in leaves(policy.action_space)]
+    paths = [path for path, _ in leaves(policy.action_space)]
     rows = zip(("log_prob", "entropy"), means.tolist(), strict=True)
     return {f"{name}/{path}": mean for name, row in rows for path, mean in zip(paths, row, strict=True)}
 
