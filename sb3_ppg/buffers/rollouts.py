@@ -230,8 +230,7 @@ def longest_equal_part(whole: int, limit: int) -> int:
     Return the largest divisor of ``whole`` that is at most ``limit``: the length of the longest equal parts of a rollout that
     fit into a minibatch.
     """
-    pairs = ((part, whole // part) for part in range(1, math.isqrt(whole) + 1) if whole % part == 0)
-    return max(part for pair in pairs for part in pair if part <= limit)
+    return next(part for part in range(min(whole, limit), 0, -1) if whole % part == 0)
 
 
 # ---- buffers ----
