@@ -2,7 +2,8 @@
 
 from collections import deque
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from itertools import chain
+from typing import Any, TypeVar
 
 import numpy as np
 import torch as th
@@ -57,16 +58,6 @@ def _settings(model: PhasicInterface) -> dict[str, Any]:
     }
 
 
-class _Report(NamedTuple):
-    """One process's part of a rollout: new episodes as ``Monitor`` describes them, moments of new samples."""
-
-    continues: bool
-    num_timesteps: int
-    episodes: list[dict[str, Any]]
-    successes: list[bool]
-    moments: list[Moments]
-
-
 class RolloutExchange:
     """Merges the processes' counters, recent episodes and ``VecNormalize`` statistics after each rollout."""
 
@@ -85,20 +76,20 @@ class RolloutExchange:
         # Without a limit, new episodes are those after the old ones
         model.ep_info_buffer, model.ep_success_buffer = deque(episodes), deque(successes)
         end = collect()
-        new_episodes = [*model.ep_info_buffer][len(episodes) :], [*model.ep_success_buffer][len(successes) :]
+        new = [*model.ep_info_buffer][len(episodes) :], [*model.ep_success_buffer][len(successes) :]
         moments = [subtract_moments(_moments(rms), old) for rms, old in zip(self._running, self._merged, strict=True)]
-        reports = gather(_Report(end is not None, model.num_timesteps, *new_episodes, moments))
-        model.num_timesteps = max(report.num_timesteps for report in reports)  # a process that stops has taken fewer steps
-        episodes += [episode for report in reports for episode in report.episodes]
-        successes += [success for report in reports for success in report.successes]
-        model.ep_info_buffer, model.ep_success_buffer = deque(episodes, window), deque(successes, window)
-        for index, (rms, before) in enumerate(zip(self._running, self._merged, strict=True)):
+        reports = gather((end is not None, model.num_timesteps, *new, moments))
+        continues, counts, new_episodes, new_successes, new_moments = zip(*reports, strict=True)
+        model.num_timesteps = max(counts)  # a process that stops has taken fewer steps
+        model.ep_info_buffer = deque(chain(episodes, *new_episodes), window)
+        model.ep_success_buffer = deque(chain(successes, *new_successes), window)
+        for rms, before, *parts in zip(self._running, self._merged, *new_moments, strict=True):
             rms.mean, rms.var, rms.count = before
-            for mean, var, count in (report.moments[index] for report in reports):
+            for mean, var, count in parts:
                 if count > 0:
                     rms.update_from_moments(mean, var, count)
         self._merged = [_moments(rms) for rms in self._running]
-        return end if all(report.continues for report in reports) else None
+        return end if all(continues) else None
 
 
 def _moments(rms: RunningMeanStd) -> Moments:
