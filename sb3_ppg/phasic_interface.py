@@ -280,16 +280,12 @@ class PhasicInterface(OnPolicyAlgorithm):
         n_samples = self.aux_buffer.n_samples if self.policy.has_memory else self.n_steps * self.n_envs
         return self.aux_batch_size or max(math.ceil(n_samples / 16), self.batch_size)
 
-    def has_single_samples(self, aux_batch_size: int) -> bool:
-        """Return whether auxiliary minibatches of this size consist of single samples instead of whole sequences."""
-        if self.policy.has_memory or self.objective.needs_whole_sequences:
-            return False
-        return not self.objective.shuffles_sequences or aux_batch_size < self.n_steps
-
     def prepare_sequences(self) -> int:
         """Choose the sequences of an auxiliary phase, whole ones or single samples; return their number in a minibatch."""
-        size = self.aux_samples_per_batch()
-        self.aux_buffer.single_samples = self.has_single_samples(size)
+        size, objective = self.aux_samples_per_batch(), self.objective
+        needs_sequences = self.policy.has_memory or objective.needs_whole_sequences
+        takes_samples = not objective.shuffles_sequences or size < self.n_steps
+        self.aux_buffer.single_samples = takes_samples and not needs_sequences
         return math.ceil(size / self.aux_buffer.sequence_length)
 
     def resolved_micro_batch_size(self) -> int | None:
