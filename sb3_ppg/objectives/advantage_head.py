@@ -197,8 +197,7 @@ class OrderObjective(AdvantageHeadObjective):
             """Reorder (n_envs, n_steps + 1): first the frames of all samples, then the final frames."""
             return np.concatenate([frames[:, :-1].ravel(), frames[:, -1]])
 
-        pairs = self.draw_pairs(in_order(levels))[: levels.size - len(levels)]
-        pairs = pairs.reshape(rollout.shape)
+        pairs = self.draw_pairs(in_order(levels))[: rollout.n_samples].reshape(rollout.shape)
         return {"other": pairs, "other_is_earlier": (in_order(steps)[pairs] < steps[:, :-1]).astype(np.float32)}
 
     def draw_pairs(self, levels: np.ndarray) -> np.ndarray:
