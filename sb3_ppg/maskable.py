@@ -108,7 +108,7 @@ class MaskablePPG(PPG):
     action_spaces = (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary, *NESTED)
     policy: MaskablePhasicActorCriticPolicy
     rollout_buffer: MaskableRolloutBuffer
-    _use_masking: bool = True  # while `learn` runs
+    _use_masking: bool = True  # in the latest run
 
     @arguments_explained
     @override
@@ -136,10 +136,7 @@ class MaskablePPG(PPG):
                 "learn(use_masking=False)"
             )
         self._use_masking = use_masking
-        try:
-            return super().learn(total_timesteps, callback, log_interval, tb_log_name, reset_num_timesteps, progress_bar)
-        finally:
-            del self._use_masking
+        return super().learn(total_timesteps, callback, log_interval, tb_log_name, reset_num_timesteps, progress_bar)
 
     @override
     def predict(  # type: ignore[override]
@@ -161,10 +158,6 @@ class MaskablePPG(PPG):
         """
         play: Any = dict(epsilon=epsilon, temperature=temperature)
         return super().predict(observation, state, episode_start, deterministic, **play, action_masks=action_masks)
-
-    @override
-    def _excluded_save_params(self) -> list[str]:
-        return [*super()._excluded_save_params(), "_use_masking"]
 
     @override
     def step_inputs(self, env: VecEnv) -> dict[str, Any]:
