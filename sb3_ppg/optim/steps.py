@@ -181,9 +181,6 @@ def run_adam_steps(
         losses = th.func.functional_call(losses_of, parameters, (coefficients, minibatch))
         return losses.total, (losses.values, losses.log_ratio)
 
-    def is_left(number: th.Tensor, *_: Any) -> th.Tensor:
-        return number < n_steps
-
     def step(number: th.Tensor, records: Any, states: list[list[th.Tensor]], _: list[th.Tensor]) -> tuple[Any, ...]:
         minibatch = map_arrays(lambda leaf: _row(leaf, number), minibatches)
         gradients, (values, log_ratio) = th.func.grad(loss, has_aux=True)([values for values, *_ in states], minibatch)
@@ -203,7 +200,7 @@ def run_adam_steps(
     corrections = [group.bias_corrections(len(records[0])) for group in groups]
     with th.no_grad():
         latest = [th.zeros_like(values) for values, *_ in states]
-        _, records, states, latest = while_loop(is_left, step, (start, records, states, latest))
+        _, records, states, latest = while_loop(lambda number, *_: number < n_steps, step, (start, records, states, latest))
     return records, states, latest
 
 
