@@ -1,14 +1,12 @@
 """Environments that ``register()`` makes known: EnvPool's Procgen, MinAtar's games, sb3-contrib's with action masks."""
 
 import importlib
-from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 from gymnasium.envs.registration import WrapperSpec
-from stable_baselines3.common.vec_env import VecEnv, VecMonitor
 from typing_extensions import override
 
 from sb3_ppg.errors import PROCGEN_GAMES, ArgumentError, nearest, remedy_for_environment
@@ -66,18 +64,6 @@ def environment_maker(env_id: str) -> Any:
         raise ArgumentError(f"there is no environment {env_id}{nearest(env_id, gym.registry)}. {remedy}")
     entry_point: Any = gym.registry[env_id].entry_point
     return gym.envs.registration.load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
-
-
-def make_procgen(
-    env_id: str, seed: int, options: dict[str, Any], monitor_file: str | None, env_fns: list[Callable[[], gym.Env]]
-) -> VecEnv:
-    """
-    Make a game's environments in one EnvPool. With its first four arguments given by ``partial``, it can replace a ``VecEnv``
-    class: ``env_fns``, one for each environment, are counted, not called.
-    """
-    from sb3_ppg.environments import EnvPoolVecEnv
-
-    return VecMonitor(EnvPoolVecEnv(env_id, len(env_fns), seed, **options), monitor_file)
 
 
 class Enlarged(gym.Wrapper):

@@ -26,7 +26,7 @@ from stable_baselines3.common.callbacks import CheckpointCallback, EvalCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.utils import LinearSchedule
-from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize
+from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecMonitor, VecNormalize
 from typing_extensions import override
 
 from sb3_ppg import PPG, MaskablePPG, PhasicCallback, PhasicCheckpointCallback, aux_buffer_path
@@ -34,6 +34,7 @@ from sb3_ppg.arguments import argument_names
 from sb3_ppg.buffers.rollouts import store_floats
 from sb3_ppg.comparison.evaluations import Evaluations
 from sb3_ppg.distributed import broadcast, gather, n_processes, rank
+from sb3_ppg.environments import EnvPoolVecEnv
 from sb3_ppg.environments.watched import innermost
 from sb3_ppg.errors import ADVISED, ArgumentError, ModelFormatError, nearest, raised_as
 from sb3_ppg.family import FAMILY, with_preset
@@ -44,7 +45,7 @@ from sb3_ppg.saving.checkpoints import checkpoint_callbacks, latest_checkpoint
 from sb3_ppg.saving.files import package_version
 from sb3_ppg.saving.training_state import files_of_processes, generators_kept
 from sb3_ppg.zoo.diagnosis import LogFile
-from sb3_ppg.zoo.environments import PROCGEN_IDS, make_procgen
+from sb3_ppg.zoo.environments import PROCGEN_IDS
 from sb3_ppg.zoo.hyperparameters import BUDGET, OFFLINE, entry_of, evaluated, hyperparameter_file
 from sb3_ppg.zoo.resuming import (
     SAME,
@@ -300,12 +301,14 @@ class Manager(ExperimentManager):
         """Make Procgen's games in one EnvPool, and number monitor files so that none is overwritten."""
         if self.trial is not None and "one_minus_gamma" in self.trial.params:
             self.normalize_kwargs["gamma"] = 1 - self.trial.params["one_minus_gamma"]
-        is_logged = not (eval_env or no_log)
-        if self.env_name.gym_id in PROCGEN_IDS and self.env_wrapper is None:  # wrappers need single environments
+        is_logged, env_id = not (eval_env or no_log), self.env_name.gym_id
+        if env_id in PROCGEN_IDS and self.env_wrapper is None:  # wrappers need single environments
             options = self.eval_env_kwargs if eval_env else self.env_kwargs
             monitor_file = f"{self.save_path}/{self.first_monitor + rank()}" if is_logged else None
-            make: Any = partial(make_procgen, self.env_name.gym_id, self.seed, options, monitor_file)
-            self.vec_env_class = make
+            # It counts the functions that make single environments, and calls none
+            self.vec_env_class = lambda env_fns: VecMonitor(  # type: ignore[assignment]
+                EnvPoolVecEnv(env_id, len(env_fns), self.seed, **options), monitor_file
+            )
         if not self.is_ours:
             return super().create_envs(n_envs, eval_env, no_log)
         numbered = partial(make_vec_env, start_index=self.first_monitor + rank() * n_envs)
