@@ -344,15 +344,11 @@ class Manager(ExperimentManager):
 
     @override
     def learn(self, model: BaseAlgorithm) -> None:
-        """Train, ours with our callbacks."""
-        if isinstance(model, PPG):
-            self._learn_with_ours(model)
-        else:
+        """Train, ours with our checkpoints in place of SB3's. Counters go on in a run that goes on."""
+        if not isinstance(model, PPG):
             keep_floats(model)
             super().learn(model)
-
-    def _learn_with_ours(self, model: PPG) -> None:
-        """Train with our checkpoints in place of SB3's. Counters go on in a run that goes on."""
+            return
         if self.prior is not None and self.n_steps_before == 0:  # else its file holds it
             with generators_kept():
                 model.set_prior(SELF if self.prior == SELF else load_prior(Path(self.prior), model))
