@@ -65,23 +65,14 @@ def draw_seeds(axes: Axes, values: pd.DataFrame, label: str, color: str, band: S
 
 
 class Comparison(NamedTuple):
-    """
-    The runs of contestants in one environment. The first contestant is compared with each of the others.
+    """The runs of contestants in one environment. The first contestant is compared with each of the others."""
 
-    :param title: name of the environment
-    :param points: rows of ``Evaluations`` with the contestant and the seed
-    :param settings: hyperparameters, by contestant
-    :param look: number of verdicts on these contestants, with this one
-    :param clock: what seconds are, see ``Evaluations``
-    :param machine: where the runs were carried out
-    """
-
-    title: str
-    points: pd.DataFrame
-    settings: Mapping[str, Mapping[str, Any]]
-    look: int = 1
-    clock: str = "processor"
-    machine: str = ""
+    title: str  # name of the environment
+    points: pd.DataFrame  # rows of `Evaluations` with the contestant and the seed
+    settings: Mapping[str, Mapping[str, Any]]  # hyperparameters, by contestant
+    look: int = 1  # number of verdicts on these contestants, with this one
+    clock: str = "processor"  # what seconds are, see `Evaluations`
+    machine: str = ""  # where the runs were carried out
 
     def curves(self, view: str) -> dict[str, pd.DataFrame]:
         """

@@ -45,25 +45,15 @@ def short_hash(content: Any) -> str:
 
 @dataclass(eq=False)
 class Run:
-    """
-    A run of ``train``, on one thread unless its options say otherwise.
+    """A run of ``train``, on one thread unless its options say otherwise."""
 
-    :param folder: where it writes, and nothing else does
-    :param options: those of ``train``, except its folder and changes to the hyperparameters
-    :param n_timesteps: its length, which is among the options, too
-    :param params: changes to the hyperparameters, NAME:VALUE
-    :param clock: see ``Evaluations``
-    :param recorder: class of the callback that writes what happens, whose arguments are those of ``Evaluations``
-    :param python: interpreter
-    """
-
-    folder: Path
-    options: Sequence[str]
-    n_timesteps: int
-    params: Sequence[str] = ()
-    clock: str = "processor"
-    recorder: type[BaseCallback] = Evaluations
-    python: str = sys.executable
+    folder: Path  # where it writes, and nothing else does
+    options: Sequence[str]  # those of `train`, except its folder and changes to the hyperparameters
+    n_timesteps: int  # its length, which is among the options, too
+    params: Sequence[str] = ()  # changes to the hyperparameters, NAME:VALUE
+    clock: str = "processor"  # see `Evaluations`
+    recorder: type[BaseCallback] = Evaluations  # callback that writes what happens, with the arguments of `Evaluations`
+    python: str = sys.executable  # interpreter
 
     @property
     def file(self) -> Path:

@@ -23,17 +23,11 @@ DISCRETE = (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 
 
 class Sign(NamedTuple):
-    """
-    A sign of trouble.
+    """A sign of trouble."""
 
-    :param bounds: those that the medians of a run's logged values pass, all of them
-    :param symptom: what is seen, and why
-    :param remedy: what to change
-    """
-
-    bounds: str
-    symptom: str
-    remedy: str
+    bounds: str  # those that the medians of a run's logged values pass, all of them
+    symptom: str  # what is seen, and why
+    remedy: str  # what to change
 
     def each_bound(self) -> list[tuple[str, str, str]]:
         """Return the name of the value, "above" or "below", and the limit of each bound."""
