@@ -102,7 +102,6 @@ def record_training() -> None:
 def report() -> None:
     """Evaluate the latest agent of an environment, draw its learning curve, diagnose its run, and say where its files are."""
     parser = agent_parser("Evaluate an agent, draw its learning curve and diagnose its run")
-    parser.add_argument("--env", type=EnvironmentName, default="CartPole-v1", help="environment ID")
     args = parser.parse_args()
     model, env, model_path, log_path = load_agent(args)
     evaluate(model, env, args)
@@ -120,7 +119,6 @@ def report() -> None:
 def record_dataset() -> None:
     """Record a Minari data set from a trained agent, with the options of ``enjoy``."""
     parser = agent_parser("Record a Minari data set from a trained agent")
-    parser.add_argument("--env", type=EnvironmentName, default="CartPole-v1", help="environment ID")
     parser.add_argument("--dataset", required=True, help="name of the new data set, for instance cartpole/ppg-v0")
     parser.add_argument("-n", "--n-timesteps", default=100_000, type=int, help="number of steps to record")
     noise = "exploration noise: standard deviation (Box actions in [-1, 1]), or probability of a random action"
@@ -137,10 +135,11 @@ def record_dataset() -> None:
     print(f"Recorded {len(data)} steps as {args.dataset}: {len(returns)} episodes, mean return {returns.mean():.2f}")
 
 
-def agent_parser(description: str | None, n_episodes: int = 100) -> argparse.ArgumentParser:
-    """Return a parser for those of ``enjoy``'s options that select an agent, except ``--env``, and how it acts."""
+def agent_parser(description: str, n_episodes: int = 100, env: str | None = "CartPole-v1") -> argparse.ArgumentParser:
+    """Return a parser for those of ``enjoy``'s options that select an agent, and how it acts; ``env=None`` requires one."""
     parser = argparse.ArgumentParser(description=description, allow_abbrev=False)
     parser.add_argument("--algo", default="ppg", choices=list(ALGOS), help="RL algorithm")
+    parser.add_argument("--env", type=EnvironmentName, default=env, required=env is None, help="environment ID")
     parser.add_argument("-f", "--folder", default="logs", help="log folder of the run")
     parser.add_argument("--exp-id", default=0, type=int, help="experiment ID (0: the latest, -1: no such folder)")
     parser.add_argument("--load-best", action="store_true", help="the best model instead of the last")

@@ -140,8 +140,7 @@ def _is_usual(value: Any) -> bool:
 
 def push() -> None:
     """Share a run's model, with a description of its environment, a card, a video and its learning curve."""
-    parser = agent_parser("Share a trained agent on the Hugging Face Hub", n_episodes=10)
-    parser.add_argument("--env", type=EnvironmentName, required=True, help="environment ID")
+    parser = agent_parser("Share a trained agent on the Hugging Face Hub", n_episodes=10, env=None)
     parser.add_argument("-orga", "--organization", required=True, help="user or organization on the Hub")
     parser.add_argument("-name", "--repo-name", help="name of the repository, by default algo-env")
     parser.add_argument("-m", "--commit-message", default="Initial commit", help="commit message")
