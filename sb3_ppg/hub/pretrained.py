@@ -49,7 +49,6 @@ DESCRIPTION, ARRAYS = "model.json", "model.safetensors"
 # Arguments of the algorithm that belong to a machine or a run, not to the model; of `aux_buffer_kwargs` all but the capacity
 LOCAL_ARGUMENTS = {"policy", "env", "device", "verbose", "tensorboard_log", "stats_window_size", "_init_setup_model"}
 VEC_NORMALIZE = [name for name in Normalization.__struct_fields__ if name != "observation_space"]
-LIMITS = ("clip_obs", "clip_reward")  # of `VecNormalize`, which may be infinite
 PACKAGES = ("stable-baselines3", "torch", "gymnasium", "numpy")
 
 
@@ -261,7 +260,7 @@ def _make_vec_normalize(description: Description, arrays: Arrays) -> VecNormaliz
     spaces_only.observation_space = make_space(saved.observation_space)
     spaces_only.action_space = make_space(description.action_space)
     settings = {name: getattr(saved, name) for name in VEC_NORMALIZE}
-    settings |= {name: math.inf for name in LIMITS if settings[name] is None}
+    settings |= {name: math.inf for name in ("clip_obs", "clip_reward") if settings[name] is None}
     env = VecNormalize(DummyVecEnv([lambda: spaces_only]), **settings)
     for name, rms in statistics(env).items():
         for part, array in moments_of(rms).items():

@@ -19,7 +19,6 @@ from sb3_ppg.training.checks import aux_steps
 
 LOGGED = "logged_values.jsonl"  # in the folder of a run: a line of JSON for each row of the log
 MIN_ROWS = 3  # of which a median says something
-DISCRETE = (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 
 
 class Sign(NamedTuple):
@@ -139,7 +138,7 @@ def medians(folder: Path, action_space: spaces.Space) -> dict[str, float]:
         values[name] = rows[name].dropna().iloc[-1]
     if "time/phase_position" in rows:  # it has phases, of which none may have ended
         values.setdefault("aux/n_phases", 0)
-    if not isinstance(action_space, DISCRETE):
+    if not isinstance(action_space, (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)):
         values.pop("train/entropy_loss", None)
     return values
 

@@ -47,11 +47,10 @@ SCRIPTS = {
     "plot_from_file": Script("plot what all_plots saved", "rl_zoo3.plots:plot_from_file", defaults=[]),
 }
 # Our options in addition to those of the scripts: which scripts take them, and arguments of argparse
-SWITCH: dict[str, Any] = dict(action="store_true")
 OWN_OPTIONS: dict[str, tuple[list[str], dict[str, Any]]] = {
     "--pretrained": (
         [name for name, script in SCRIPTS.items() if script.agent],
-        SWITCH | dict(help="an agent that comes with the repository"),
+        dict(action="store_true", help="an agent that comes with the repository"),
     ),
     "--run-folder": (
         ["train", "enjoy", "report", "record_video", "record_dataset", "push_to_hub"],
