@@ -169,12 +169,10 @@ def load_training_state(model: PhasicInterface, path: Path) -> None:
 
 def _check_identity(path: Path, description: dict[str, Any], wanted: dict[str, Any]) -> None:
     check_version(path, description["version"], FORMAT_VERSION, description[WRITTEN_BY])
-    found = description["identity"]
     for name, value in wanted.items():
-        if found.get(name) != value:
-            what = name.replace("_", " ")
-            is_value = f"{found.get(name)!r}, the model's {value!r}"
-            raise ModelFormatError(f"{path} does not belong to this model: its {what} is {is_value}")
+        if (found := description["identity"].get(name)) != value:
+            difference = f"its {name.replace('_', ' ')} is {found!r}, the model's {value!r}"
+            raise ModelFormatError(f"{path} does not belong to this model: {difference}")
 
 
 def _replayed(model: PhasicInterface, path: Path, archive: Any, uses: list[list[int]]) -> list[Rollout]:
