@@ -78,13 +78,11 @@ def patched() -> Iterator[None]:
 # ---- repairs ----
 
 
-def _patched_in_the_zoo(name: str, new: Any) -> AbstractContextManager:
-    """Replace a function of ``rl_zoo3.utils`` for scripts that import it within a block."""
-    patches = ExitStack()
-    for module in (rl_zoo3, rl_zoo3.utils):
-        if hasattr(module, name):
-            patches.enter_context(patch.object(module, name, new))
-    return patches
+@contextmanager
+def _patched_in_the_zoo(name: str, new: Any) -> Iterator[None]:
+    """Replace a function of ``rl_zoo3.utils`` for scripts that import it, from there or from ``rl_zoo3``, within a block."""
+    with patch.object(rl_zoo3.utils, name, new), patch.object(rl_zoo3, name, new, create=True):
+        yield
 
 
 def children_through_our_launcher(gym_packages: Sequence[str] = ()) -> AbstractContextManager:
