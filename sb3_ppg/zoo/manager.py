@@ -281,12 +281,10 @@ class Manager(ExperimentManager):
         evaluating = _MaskableEvaluations if self.is_masked else EvalCallback if self.algo in OFFLINE else _Evaluations
         with patch.object(rl_zoo3.exp_manager, "EvalCallback", evaluating):
             super().create_callbacks()
-        if self.n_steps_before > 0:
-            for callback in self.callbacks:
-                if isinstance(callback, EvalCallback):
-                    callback.n_calls = self.n_steps_before // (self.n_envs * n_processes())  # counts to the next evaluation
-                    restore_evaluations(callback, self.n_steps_before)
         for callback in self.callbacks:
+            if isinstance(callback, EvalCallback) and self.n_steps_before > 0:
+                callback.n_calls = self.n_steps_before // (self.n_envs * n_processes())  # counts to the next evaluation
+                restore_evaluations(callback, self.n_steps_before)
             if isinstance(callback, Evaluations):
                 callback.make_envs, callback.deterministic = self._create_evaluated_envs, self.deterministic_eval
                 callback.n_episodes, callback.n_envs = self.n_eval_episodes, self.n_eval_envs
