@@ -116,7 +116,6 @@ class Evaluations(BaseCallback):
             for place in np.flatnonzero(~is_over):
                 if "episode" in infos[place]:  # not at the end of a life
                     returns[place], is_over[place] = infos[place]["episode"]["r"], True
-                is_over[place] |= infos[place].get("TimeLimit.truncated", False)  # by a wrapper around the Monitor
             if is_over.all():
                 break
         return returns

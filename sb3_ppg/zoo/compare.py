@@ -1,7 +1,6 @@
 """Train algorithms in an environment with ``train``, and say which one is better in steps and in seconds."""
 
 import argparse
-import ast
 import contextlib
 import json
 import re
@@ -152,9 +151,10 @@ def _source(name: str) -> str:
 
 
 def _value(text: str) -> Any:
+    """Return a value in Python, as the Zoo reads ``-params``; words, such as lin_3e-4, may lack their quotes."""
     try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
+        return eval(text, {"__builtins__": {"dict": dict}})
+    except Exception:
         return text
 
 

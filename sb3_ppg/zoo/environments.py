@@ -1,12 +1,15 @@
 """Environments that ``register()`` makes known: EnvPool's Procgen, MinAtar's games, sb3-contrib's with action masks."""
 
 import importlib
+import time
 from types import ModuleType
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 from gymnasium.envs.registration import WrapperSpec
+from stable_baselines3.common.env_util import unwrap_wrapper
+from stable_baselines3.common.monitor import Monitor
 from typing_extensions import override
 
 from sb3_ppg.errors import PROCGEN_GAMES, ArgumentError, nearest, remedy_for_environment
@@ -64,6 +67,21 @@ def environment_maker(env_id: str) -> Any:
         raise ArgumentError(f"there is no environment {env_id}{nearest(env_id, gym.registry)}. {remedy}")
     entry_point: Any = gym.registry[env_id].entry_point
     return gym.envs.registration.load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
+
+
+class CutEpisodes(gym.Wrapper):
+    """Reports the episodes that a wrapper around SB3's ``Monitor`` cuts off, as the Monitor reports others."""
+
+    @override
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        if truncated and "episode" not in info:
+            monitor: Any = unwrap_wrapper(self.env, Monitor)
+            seconds, rewards = time.time() - monitor.t_start, monitor.rewards
+            info["episode"] = {"r": round(sum(rewards), 6), "l": len(rewards), "t": round(seconds, 6)}
+            if monitor.results_writer is not None:
+                monitor.results_writer.write_row(info["episode"] | monitor.current_reset_info)
+        return observation, reward, terminated, truncated, info
 
 
 class Enlarged(gym.Wrapper):

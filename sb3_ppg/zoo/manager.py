@@ -351,7 +351,8 @@ class Manager(ExperimentManager):
             with generators_kept():
                 model.set_prior(SELF if self.prior == SELF else load_prior(Path(self.prior), model))
         for place, callback in enumerate(self.callbacks):
-            if type(callback) is CheckpointCallback:  # which saves in the middle of rollouts
+            # The Zoo's, which saves in the middle of rollouts
+            if type(callback) is CheckpointCallback and callback.save_path == self.save_path:
                 n_rollouts, where = max(1, round(callback.save_freq / model.n_steps)), callback.save_path
                 self.callbacks[place] = PhasicCheckpointCallback(n_rollouts, where, callback.name_prefix, verbose=2)
         if n_processes() > 1 and not self.show_progress:
@@ -457,7 +458,7 @@ class _Evaluations(EvalCallback):
     def _log_success_callback(self, locals_: dict[str, Any], globals_: dict[str, Any]) -> None:
         super()._log_success_callback(locals_, globals_)
         place = locals_["i"]
-        # An end that the Monitor does not report, as of a wrapper around it, is none for SB3
+        # An end that the Monitor does not report, as that of a life, is none for SB3
         is_over = "episode" in locals_["info"] if locals_["is_monitor_wrapped"] else locals_["done"]
         self.lengths[place] = 0 if is_over else self.lengths[place] + 1
         if self.lengths[place] > self.model._total_timesteps:

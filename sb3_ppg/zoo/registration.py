@@ -27,7 +27,7 @@ from huggingface_sb3 import EnvironmentName
 from matplotlib import pyplot as plt
 from rl_zoo3 import ALGOS as ZOO_ALGOS
 from rl_zoo3.hyperparams_opt import HYPERPARAMS_CONVERTER, HYPERPARAMS_SAMPLER
-from rl_zoo3.utils import create_test_env, get_model_path, get_trained_models
+from rl_zoo3.utils import create_test_env, get_model_path, get_trained_models, get_wrapper_class
 from sb3_contrib.common.maskable.utils import get_action_masks, is_masking_supported
 from stable_baselines3.common.vec_env import VecEnv
 
@@ -35,7 +35,7 @@ from sb3_ppg import PPG, MaskablePPG
 from sb3_ppg.errors import ArgumentError, nearest
 from sb3_ppg.family import FAMILY
 from sb3_ppg.saving.files import WRITTEN_BY, saved_attributes
-from sb3_ppg.zoo.environments import environment_maker, register_environments
+from sb3_ppg.zoo.environments import CutEpisodes, environment_maker, register_environments
 from sb3_ppg.zoo.hyperparameters import CONVERTERS, OFFLINE, SAMPLERS
 from sb3_ppg.zoo.manager import Manager
 
@@ -192,6 +192,21 @@ def figures_as_files() -> AbstractContextManager:
     return patch.object(plt, "show", show_or_save)
 
 
+@contextmanager
+def episodes_that_wrappers_cut() -> Iterator[None]:
+    """
+    rl_zoo3 2.9.2: wrappers of ``env_wrapper`` are around SB3's ``Monitor``, which does not see that one of them, such as
+    ``TimeLimit``, cuts an episode off. All means leave these episodes out, and an evaluation that has no others never ends.
+    """
+
+    def get(hyperparams: dict[str, Any], key: str = "env_wrapper") -> Any:
+        wrapper = get_wrapper_class(hyperparams, key)
+        return wrapper if wrapper is None or key != "env_wrapper" else lambda env: CutEpisodes(wrapper(env))
+
+    with _patched_in_the_zoo("get_wrapper_class", get), patch.object(rl_zoo3.exp_manager, "get_wrapper_class", get):
+        yield
+
+
 REPAIRS = (
     children_through_our_launcher,
     names_of_folders,
@@ -199,6 +214,7 @@ REPAIRS = (
     latest_model,
     environments_for_playing,
     figures_as_files,
+    episodes_that_wrappers_cut,
 )
 
 

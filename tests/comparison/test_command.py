@@ -57,7 +57,7 @@ def test_the_command_from_two_tiny_runs_to_the_picture(tmp_path):
     mine.write_text(ENTRY)
     variant = "ppg: n_aux_epochs=2 n_policy_iterations=2"
     command = ["compare", "--env", "CartPole-v1", "--algos", "ppo", variant, "-conf", "ppo:mine.yml", "ppg:mine.yml"]
-    command += ["-n", "320", "--jobs", "2", "--eval-episodes", "2", "--device", "cpu", "-params", "gamma:0.9", "-f", "here"]
+    command += ["-n", "320", "--jobs", "2", "--eval-episodes", "2", "--device", "cpu", "-params", "gamma:1-0.1", "-f", "here"]
     output = run(*command, "--seeds", "1", cwd=tmp_path)
     folder = tmp_path / "here"
     assert output.count("With --seeds 1 nothing can be told apart") == 2 and "--seeds 5 would do" in output

@@ -30,6 +30,7 @@ from optuna.storages.journal import JournalFileBackend
 from rl_zoo3 import plots
 from stable_baselines3 import PPO
 from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from sb3_ppg.zoo import register
@@ -115,9 +116,17 @@ def figures_as_files() -> None:
     assert plt.get_backend().lower() == "agg" and plt.get_fignums() and not list(Path().glob("*.png"))
 
 
+def episodes_that_wrappers_cut() -> None:
+    limit = {"env_wrapper": {"gymnasium.wrappers.TimeLimit": {"max_episode_steps": 1}}}
+    env = rl_zoo3.utils.get_wrapper_class(limit)(Monitor(gymnasium.make("CartPole-v1")))
+    env.reset()
+    *_, truncated, info = env.step(0)
+    assert truncated and "episode" not in info
+
+
 SCRIPTS = [
     *(children_through_our_launcher, names_of_folders, newer_library_of_the_hub),
-    *(latest_model, environments_for_playing, figures_as_files),
+    *(latest_model, environments_for_playing, figures_as_files, episodes_that_wrappers_cut),
 ]
 
 

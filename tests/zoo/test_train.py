@@ -52,11 +52,29 @@ def test_a_callback_leaves_the_settings_ours(tmp_path, recwarn):
 def test_an_evaluation_that_would_not_end_is_given_up(tmp_path):
     options = ["--gym-packages", __name__, "-n", "64", "--eval-freq", "64", "--eval-episodes", "1"]
     search = ["-optimize", "--n-trials", "1", "--n-evaluations", "1", "--no-optim-plots"]
-    # Around the Monitor, which reports no end
-    limit = "env_wrapper:[{'gymnasium.wrappers.TimeLimit':{'max_episode_steps':9}}]"
-    for further in ([], search, [*SMALL, limit]):
+    for further in ([], search):
         output = run("train", "--env", "Endless-v0", *options, *SMALL, *further, cwd=tmp_path)
         assert output.count("An evaluation was given up") == 1
+
+
+def test_episodes_that_a_wrapper_cuts_off_count(tmp_path):
+    """It is around the Monitor."""
+    limit, common = "env_wrapper:{'gymnasium.wrappers.TimeLimit':{'max_episode_steps':5}}", ["--eval-episodes", "2"]
+    run("train", "--env", "CartPole-v1", "-n", "64", "--eval-freq", "64", *common, *SMALL, limit, cwd=tmp_path)
+    folder = tmp_path / "logs" / "ppg" / "CartPole-v1_1"
+    assert (np.load(folder / "evaluations.npz")["results"] == 5).all()
+    assert (load_results(folder)["l"] == 5).all()
+    assert "Mean return over 2 episodes: 5.00" in run("report", "--episodes", "2", cwd=tmp_path)
+
+
+def test_a_users_checkpoints_are_saved_as_the_user_says(tmp_path):
+    own = {"save_freq": 20, "save_path": "mine", "save_vecnormalize": True}
+    params = [f"callback:{{'stable_baselines3.common.callbacks.CheckpointCallback':{own}}}", "normalize:True"]
+    run("train", "--env", "CartPole-v1", "-n", "64", "--eval-freq", "-1", *SMALL, *params, cwd=tmp_path)
+    assert sorted(file.name for file in (tmp_path / "mine").iterdir()) == [
+        "rl_model_40_steps.zip",
+        "rl_model_vecnormalize_40_steps.pkl",
+    ]
 
 
 def test_a_larger_n_extends_a_run_exactly(tmp_path):
