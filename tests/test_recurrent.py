@@ -206,11 +206,11 @@ def test_a_rollout_that_was_cut_short_is_neither_remembered_twice_nor_skipped():
         model.learn(10**6, callback=lambda *_, steps=steps: next(steps) < 8 + 3)
         assert len(model.aux_buffer) == 1 and model.num_timesteps == 2 * 11
         before, seen = model.memory["lstm_states"], Memories()
-        np.testing.assert_array_equal(acts.pop()[0][0].lstm_states, before)  # of the step that is not stored
+        np.testing.assert_array_equal(acts.pop()[1][3]["lstm_states"], before)  # after the step that is not stored
         acts.clear()
         model.learn(8 * 2 * 3, reset_num_timesteps=False, callback=seen)
         (first,), _ = acts[0]
-        np.testing.assert_array_equal(first.lstm_states, before)  # with the next observation, as RecurrentPPO
+        np.testing.assert_array_equal(first.lstm_states, before)
         stored.append(seen.stored)
     assert len(stored[0]) == 4 and np.abs(stored[0][1]).max() > 0.01
     np.testing.assert_allclose(*stored, rtol=0, atol=1e-6)

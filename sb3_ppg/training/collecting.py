@@ -80,12 +80,12 @@ def collect_steps(
         clipped_actions, actions = model.policy.actions.for_step(actions), actions.numpy().copy()
         new_obs, rewards, dones, infos = steps.take(clipped_actions, n_steps + 1)
         model.num_timesteps += n_new
+        model.objective.after_environment_step(dones, infos, steps.reset_infos())
 
         callback.update_locals(locals())
-        goes_on = callback.on_step()
-        if not goes_on and model._last_obs is not None:  # then a callback has not called `set_env`
-            model._last_obs, model._last_episode_starts, model.memory = new_obs, dones, memory
-        if not goes_on:
+        if not callback.on_step():
+            if model._last_obs is not None:  # else a callback has called `set_env`
+                model._last_obs, model._last_episode_starts, model.memory = new_obs, dones, memory
             return None
         if model._last_obs is None:
             raise ArgumentError("a callback called `set_env` in the middle of a rollout: call it in `_on_rollout_end`")
@@ -93,7 +93,6 @@ def collect_steps(
         model._update_info_buffer(infos, dones)
         n_steps += 1
         model.memory = memory
-        model.objective.after_environment_step(dones, infos, steps.reset_infos())
         rewards = _bootstrapped(model, rewards, steps.ended, infos, rollout_buffer)
         stored = (model._last_obs, actions.reshape(env.num_envs, -1), rewards, model._last_episode_starts)
         add_step(rollout_buffer, *stored, values, log_probs, {**inputs, **steps.also_stored})
