@@ -369,12 +369,15 @@ def compared(rows: pd.DataFrame, curves: pd.DataFrame, names: Iterable[str]) -> 
 
 
 def lines_of(name: str, match: Comparison, rows: pd.DataFrame) -> Iterator[list[str]]:
-    """Yield a line of the table for each contestant."""
-    returns = {view: interquartile_means({k: v[:, None] for k, v in match.returns(view).items()}) for view in VIEWS}
-    says = {(row[0], row[1].split()[-1]): f"{row[6].split(':')[0]}, {row[4]}" for row in match.verdict()[1:]}
+    """Yield a line of the table for each contestant; seconds are equal when the fastest run of it and the first one ends."""
+    first, *others = match.settings
+    verdicts = iter(f"{row[6].split(':')[0]}, {row[4]}" for row in match.verdict()[1:])
+    says = {(other, view): next(verdicts) for view in VIEWS for other in others}
     means = rows[rows["match"] == name].groupby("contestant").mean(numeric_only=True)
     for each in match.settings:
-        cells = [cell for view in VIEWS for cell in (str(returns[view][each]), says.get((each, view), ""))]
+        pair = match.alone(*dict.fromkeys((first, each)))
+        returns = {view: interquartile_means({each: pair.returns(view)[each][:, None]})[each] for view in VIEWS}
+        cells = [cell for view in VIEWS for cell in (str(returns[view]), says.get((each, view), ""))]
         own = means.loc[each]
         cells += [f"{own['seconds']:,.0f}", f"{own['compile_seconds']:.0f}", f"{own['training_return']:.1f}"]
         yield [f"{name}, {MATCHES[name].n_timesteps:,} steps", each, *cells]
@@ -392,8 +395,8 @@ def scores_of(tasks: Sequence[Task], found: Sequence[Mapping[str, Any]]) -> Scor
 
 def pooled(matches: Sequence[Comparison], tasks: Sequence[Task], first: str) -> Iterator[list[Any]]:
     """
-    Yield lines about each contestant behind one in the order of the matches, that one view after another: the scores of both
-    over tasks, and how probable it is that the first is better.
+    For each contestant behind one in the order of the matches, yield a line for each view: the scores of both over tasks, and
+    how probable it is that the first is better.
     """
     names = [*matches[0].settings]
     for other in names[names.index(first) + 1 :]:
@@ -402,7 +405,7 @@ def pooled(matches: Sequence[Comparison], tasks: Sequence[Task], first: str) -> 
             "mean of the curve": [curve_means(pair) for pair in pairs],
             "after equal steps": [pair.returns("steps") for pair in pairs],
             "after equal seconds": [pair.returns("seconds") for pair in pairs],
-            f"after equal seconds, if compiling takes {COLD} s": [compiled_anew(pair).returns("seconds") for pair in pairs],
+            f"after equal seconds, if compiling takes {COLD} s": [with_cold_cache(pair).returns("seconds") for pair in pairs],
         }
         for view, returns in views.items():
             scores = scores_of(tasks, returns)
@@ -410,8 +413,8 @@ def pooled(matches: Sequence[Comparison], tasks: Sequence[Task], first: str) -> 
             yield [other, view, means[first], means[other], better[first]]
 
 
-def compiled_anew(match: Comparison) -> Comparison:
-    """Return a match in which compiling took as long as without torch's cache."""
+def with_cold_cache(match: Comparison) -> Comparison:
+    """Return a match in which torch found nothing in its cache of compiled code."""
     missing = (COLD - match.points["compile_seconds"]).clip(0).where(match.points["compile_seconds"] > 0, 0)
     return match._replace(points=match.points.assign(seconds=match.points["seconds"] + missing))
 

@@ -119,7 +119,7 @@ class Actions:
         if not isinstance(self.space, spaces.Box):
             return actions
         taken = self.low + 0.5 * (actions + 1.0) * (self.high - self.low) if self.bounded else actions
-        taken = taken.clamp(self.low, self.high)  # the former may be outside, too, by rounding
+        taken = taken.clamp(self.low, self.high)  # rounding may leave scaled actions outside, too
         return taken.round().to(dtype_of(self.space)) if np.issubdtype(self.space.dtype, np.integer) else taken
 
     def from_environments(self, actions: th.Tensor) -> th.Tensor:
@@ -368,8 +368,8 @@ def parts_of(space: spaces.Space) -> dict[Any, spaces.Space]:
 
 def leaves(space: spaces.Space, path: str = "") -> list[tuple[str, spaces.Space]]:
     """
-    List the leaves of a space with this path, the spaces in it that are not nested themselves, in the order of their numbers
-    in a row, after their paths: the keys and indices that lead to them, separated by dots.
+    List the path and the space of each leaf of a space with this path, in the order of their numbers in a row. A leaf is a
+    space that is not nested itself; its path is the keys and indices that lead to it, separated by dots.
 
     :raises ArgumentError: for a leaf that is not a Box with bounds, Discrete, MultiDiscrete or MultiBinary
     """

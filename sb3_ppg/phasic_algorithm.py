@@ -283,8 +283,9 @@ class PhasicAlgorithm(PhasicInterface):
 
     @override
     def set_env(self, env: GymEnv, force_reset: bool = True) -> None:
+        is_another = env is not self.env
         super().set_env(env, force_reset)
-        if force_reset:
+        if force_reset and is_another:
             self.time_limits = TimeLimits()
         store_floats(self.rollout_buffer, self.env)
         self._tell_weights()
@@ -404,7 +405,9 @@ class PhasicAlgorithm(PhasicInterface):
             with checked_model_file(load_path_or_dict, type(self)) as file:
                 load_path_or_dict = load_from_zip_file(file, load_data=False, device=device)[1]
         else:
-            load_path_or_dict = copy.deepcopy(load_path_or_dict)  # torch's optimizers keep the tensors that they are given
+            # torch's optimizers keep the tensors that they are given
+            copied = {name: copy.deepcopy(own) for name, own in load_path_or_dict.items() if "optimizer" in name}
+            load_path_or_dict = load_path_or_dict | copied
         before: Any = copy.deepcopy(self.get_parameters())
         try:
             super().set_parameters(load_path_or_dict, exact_match, device)

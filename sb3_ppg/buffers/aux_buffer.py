@@ -162,8 +162,8 @@ class AuxBuffer:
         if self.device.type == "cuda":
             free, _ = th.cuda.mem_get_info(self.device)
             if sum(n_bytes(rollout.arrays) for rollout in self.rollouts) <= free / 2:
-                copied = partial(th.as_tensor, device=self.device)
-                self.on_device = [replace(rollout, arrays=map_arrays(copied, rollout.arrays)) for rollout in self.rollouts]
+                to_device = partial(th.as_tensor, device=self.device)
+                self.on_device = [replace(rollout, arrays=map_arrays(to_device, rollout.arrays)) for rollout in self.rollouts]
         self.recorded = None
         recorded: th.Tensor | None = None
         for ids, batch in self.batches(np.arange(self.n_sequences), n_sequences):

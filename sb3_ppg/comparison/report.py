@@ -92,7 +92,7 @@ class Comparison(NamedTuple):
         return {name: curves.iloc[-N_LAST:].mean().to_numpy() for name, curves in self.curves(view).items()}
 
     def alone(self, *names: str) -> "Comparison":
-        """Return some contestants without the others, so that what is found of two does not depend on a third."""
+        """Return a comparison of these contestants alone, whose results do not depend on the others."""
         points = self.points[self.points["contestant"].isin(names)]
         return self._replace(points=points, settings={name: self.settings[name] for name in names})
 
@@ -109,14 +109,14 @@ class Comparison(NamedTuple):
         returns = {key: [*pair.returns(key[1]).values()] for key, pair in pairs.items()}
         rows = [[f"{first} against", "after", first, "the other", "P", "p", "verdict"]]
         for ((other, view), (own, their)), p in zip(returns.items(), corrected_p_values(returns.values()), strict=True):
-            end = pairs[other, view].curves(view)[first].index[-1]
+            end = pairs[other, view].points.groupby(["contestant", "seed"])[view].last().min()
             better = improvements({first: own[:, None]}, their[:, None])[first]
             if p <= error_of(self.look):
                 says = "ahead" if better.value > 0.5 else "behind"
             else:
                 says = f"not apart{self._seeds_needed(better, len(pairs))}"
             means = (f"{found.mean():.1f}" for found in (own, their))
-            rows.append([other, f"{end:,.0f} {view}", *means, str(better), f"{p:.2g}", says])
+            rows.append([other, f"{end:,.{0 if end >= 10 else 1}f} {view}", *means, str(better), f"{p:.2g}", says])
         return rows
 
     def _seeds_needed(self, better: Estimate, n_comparisons: int) -> str:
@@ -172,9 +172,11 @@ class Comparison(NamedTuple):
             table([*head, f"{self.clock} seconds", "of which torch compiled", "steps/s"], lines),
             f"{self.n_seeds()} seeds each. Returns are those of the same episodes at {N_POINTS} points of each run, with "
             "deterministic actions except where RL Zoo evaluates with random ones; at the end, the mean of the last "
-            f"{N_LAST} points. In parentheses: 95 % stratified bootstrap intervals (rliable), from {MIN_SEEDS} seeds on; here "
-            "around interquartile means. P is the probability that a run of the first contestant is better. Returns in "
-            f"training are those of the last tenth of a run. Seconds are without evaluations. {self.machine}.",
+            f"{N_LAST} points. A verdict is taken when the fastest run of its two contestants ends, the second table when the "
+            "fastest run of all ends. In parentheses: 95 % stratified bootstrap intervals (rliable), from "
+            f"{MIN_SEEDS} seeds on; here around interquartile means. P is the probability that a run of the first contestant "
+            "is better. Returns in training are those of the last tenth of a run. Seconds are without evaluations. "
+            f"{self.machine}.",
             f"```yaml\n{yaml.dump({**self.settings}, sort_keys=False, width=np.inf)}```",
         )
 

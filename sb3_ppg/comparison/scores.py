@@ -13,7 +13,7 @@ from typing_extensions import override
 from sb3_ppg.saving.training_state import generators_kept
 
 BOOTSTRAPS = 1000
-MIN_SEEDS = 5  # for an interval
+MIN_SEEDS = 5  # for an interval: fewer runs have too few different resamples
 MAX_SEEDS = 100  # above, the number of seeds that would be enough is not given
 Scores = dict[str, np.ndarray]  # by contestant, (n_seeds, n_tasks)
 

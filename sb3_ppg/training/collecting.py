@@ -83,9 +83,13 @@ def collect_steps(
         model.objective.after_environment_step(dones, infos, steps.reset_infos())
 
         callback.update_locals(locals())
-        if not callback.on_step():
-            if model._last_obs is not None:  # else a callback has called `set_env`
+        goes_on = False
+        try:
+            goes_on = callback.on_step()
+        finally:
+            if not goes_on and model._last_obs is not None:  # else a callback has called `set_env`
                 model._last_obs, model._last_episode_starts, model.memory = new_obs, dones, memory
+        if not goes_on:
             return None
         if model._last_obs is None:
             raise ArgumentError("a callback called `set_env` in the middle of a rollout: call it in `_on_rollout_end`")

@@ -151,9 +151,10 @@ def _source(name: str) -> str:
 
 
 def _value(text: str) -> Any:
-    """Return a value in Python, as the Zoo reads ``-params``; words, such as lin_3e-4, may lack their quotes."""
+    """Return a value in Python; words, such as lin_3e-4, may lack their quotes."""
     try:
-        return eval(text, {"__builtins__": {"dict": dict}})
+        value = eval(text, {"__builtins__": {"dict": dict}})
+        return text if callable(value) else value
     except Exception:
         return text
 

@@ -70,17 +70,18 @@ def environment_maker(env_id: str) -> Any:
 
 
 class CutEpisodes(gym.Wrapper):
-    """Reports the episodes that a wrapper around SB3's ``Monitor`` cuts off, as the Monitor reports others."""
+    """Reports the episodes that a wrapper around SB3's ``Monitor`` truncates, as the Monitor reports others."""
 
     @override
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         observation, reward, terminated, truncated, info = self.env.step(action)
-        if truncated and "episode" not in info:
-            monitor: Any = unwrap_wrapper(self.env, Monitor)
+        monitor: Any = unwrap_wrapper(self.env, Monitor)
+        if truncated and monitor is not None and not monitor.needs_reset:  # which it has not seen
             seconds, rewards = time.time() - monitor.t_start, monitor.rewards
             info["episode"] = {"r": round(sum(rewards), 6), "l": len(rewards), "t": round(seconds, 6)}
+            info["episode"] |= {key: info[key] for key in monitor.info_keywords if key in info} | monitor.current_reset_info
             if monitor.results_writer is not None:
-                monitor.results_writer.write_row(info["episode"] | monitor.current_reset_info)
+                monitor.results_writer.write_row(info["episode"])
         return observation, reward, terminated, truncated, info
 
 

@@ -44,7 +44,7 @@ def test_a_lead_that_the_runs_can_tell_is_told():
     head, steps, seconds = comparison(A=[10, 11, 12, 13, 14], B=[1, 2, 3, 4, 5]).verdict()
     assert head == ["A against", "after", "A", "the other", "P", "p", "verdict"]
     assert steps == ["B", "1,000 steps", "12.0", "3.0", "1.00 (1.00 to 1.00)", "0.016", "ahead"]  # 2 / 252, twice
-    assert seconds == ["B", "1 seconds", "12.0", "2.7", "1.00 (1.00 to 1.00)", "0.016", "ahead"]
+    assert seconds == ["B", "1.0 seconds", "12.0", "2.7", "1.00 (1.00 to 1.00)", "0.016", "ahead"]
     assert comparison(A=[1, 2, 3, 4, 5], B=[10, 11, 12, 13, 14]).verdict()[1][-1] == "behind"
 
 
@@ -75,7 +75,7 @@ def test_a_verdict_about_two_does_not_depend_on_a_third():
     both = comparison(**ends, C=[0.0] * 5)
     both.points.loc[both.points["contestant"] == "C", "seconds"] /= 2
     assert [row[:5] for row in both.verdict() if row[0] == "B"] == [row[:5] for row in alone.verdict()[1:]]
-    assert ["C", "0 seconds"] in [row[:2] for row in both.verdict()]
+    assert ["C", "0.5 seconds"] in [row[:2] for row in both.verdict()]
 
 
 def test_with_one_seed_nothing_is_claimed():

@@ -2,6 +2,7 @@
 
 import itertools
 import re
+from contextlib import nullcontext
 from functools import partial
 
 import gymnasium as gym
@@ -163,14 +164,26 @@ def test_time_limits_that_seem_to_be_reported_as_terminations_are_warned_of_once
 def test_another_environment_may_hide_its_limits(recwarn):
     model = make(DummyVecEnv([lambda: Countdown(ends=(False, True))]), n_steps=5, batch_size=5).learn(60)
     model.set_env(DummyVecEnv([Countdown]))
-    model.learn(60)
+    for _ in range(2):
+        model.learn(60)
+        model.set_env(model.get_env())
     assert sum("ignore_terminations" in str(warning.message) for warning in recwarn) == 1
 
 
 @pytest.mark.parametrize("n_steps, observation, is_start", [(3, 0, True), (4, 1, False)])
-def test_after_a_callback_stopped_a_run_it_goes_on_from_the_latest_observation(n_steps, observation, is_start):
-    """SB3 goes on from the one before, which the environment has left."""
-    model = make(DummyVecEnv([Countdown])).learn(100, callback=lambda found, _: found["self"].num_timesteps < n_steps)
+@pytest.mark.parametrize("error", [None, KeyboardInterrupt])
+def test_after_a_callback_stopped_a_run_it_goes_on_from_the_latest_observation(n_steps, observation, is_start, error):
+    """SB3 goes on from the one before, which the environment has left. IDAAC counts the steps of an episode."""
+
+    def stops(found, _):
+        if error is not None and found["self"].num_timesteps == n_steps:
+            raise error
+        return found["self"].num_timesteps < n_steps
+
+    model = make(DummyVecEnv([Countdown]), **with_preset("idaac", {}))
+    with nullcontext() if error is None else pytest.raises(error):
+        model.learn(100, callback=stops)
+    assert model.objective.episode_steps[-1].item() == model._last_obs.item() == observation
     buffer = model.learn(16, reset_num_timesteps=False).rollout_buffer
     assert buffer.observations[0].item() == observation and buffer.episode_starts[0].item() == is_start
 

@@ -17,14 +17,16 @@ import numpy as np
 import pytest
 import torch as th
 import yaml
+from gymnasium.wrappers import TimeLimit
 from rl_zoo3.exp_manager import ExperimentManager
 from stable_baselines3 import PPO
 from stable_baselines3.common.callbacks import CheckpointCallback
 from stable_baselines3.common.env_util import make_vec_env
-from stable_baselines3.common.monitor import load_results
+from stable_baselines3.common.monitor import Monitor, load_results
 
 from sb3_ppg import PPG, PhasicCheckpointCallback, VectorRewards, hub, latest_checkpoint
 from sb3_ppg.zoo import ALGOS
+from sb3_ppg.zoo.environments import CutEpisodes
 from sb3_ppg.zoo.resuming import forget_later_episodes, locked_config, make_run_folder
 from tests.helpers import NESTED, VECTOR, MaskedEnv, RandomEnv, VectorRewardEnv, changed, run, wait_for
 from tests.zoo.programs import SMALL, end_of, output_of, program
@@ -65,6 +67,25 @@ def test_episodes_that_a_wrapper_cuts_off_count(tmp_path):
     assert (np.load(folder / "evaluations.npz")["results"] == 5).all()
     assert (load_results(folder)["l"] == 5).all()
     assert "Mean return over 2 episodes: 5.00" in run("report", "--episodes", "2", cwd=tmp_path)
+
+
+class Marks(gym.Wrapper):
+    """Replaces the infos."""
+
+    def step(self, action):
+        *step, _ = self.env.step(action)
+        return *step, {"mark": 7}
+
+
+def test_an_episode_is_reported_once_and_with_all_that_the_monitor_reports():
+    limited = TimeLimit(Monitor(Marks(gym.make("CartPole-v1")), info_keywords=("mark",)), 2)
+    seen = Marks(Monitor(gym.make("CartPole-v1", max_episode_steps=2)))
+    for env, expected in ((limited, {"r": 2, "l": 2, "mark": 7}), (seen, {})):
+        cut = CutEpisodes(env)
+        cut.reset()
+        infos = [cut.step(0)[-1] for _ in range(2)]
+        assert "episode" not in infos[0] and infos[1].get("episode", {}).items() >= expected.items()
+    assert "episode" not in infos[1]  # the Monitor has reported it, to a wrapper that does not pass it on
 
 
 def test_a_users_checkpoints_are_saved_as_the_user_says(tmp_path):
