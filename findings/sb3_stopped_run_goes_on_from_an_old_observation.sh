@@ -4,7 +4,7 @@
 #   on where it stopped, and the episode that ended is in the buffer.
 # Behavior: the step that stops the run is not stored, and the observation before it stays the current one. So an episode's last
 #   transition, with its reward, is lost, and the last state but one is joined to the second state of the next episode, as if
-#   no episode had ended between them. With PPO, likewise, the first action is one for a state of the finished episode.
+#   no episode had ended between them. PPO, too, chooses its first action for a state of the finished episode.
 # Output seen: "DQN, five episodes in one call: 5 rewards, 5 ends; in five calls: 0 rewards, 0 ends, from step 9 to step 1: 4
 #   times; PPO acts at step 9, which was followed by step 0, and gets step 1"
 # Exits 1 if that changes.
