@@ -187,6 +187,13 @@ def test_each_check_is_tripped_by_its_fault_alone(kind, level, faulty, right):
     assert warnings.filters == before
 
 
+class Mission(spaces.Space):
+    """A space without a shape that is none of Gymnasium's, such as MiniGrid's."""
+
+    def sample(self, *args):
+        return "go to the goal"
+
+
 def test_what_ppg_refuses_is_an_error_with_its_remedy():
     inputs = dict(
         nested=spaces.Dict(a=spaces.Dict(b=VECTOR)),
@@ -194,6 +201,7 @@ def test_what_ppg_refuses_is_an_error_with_its_remedy():
         scalar_in_dict=spaces.Dict(a=spaces.Box(-1, 1, ())),
         sequence=spaces.Sequence(spaces.Discrete(3)),
         tuple_in_dict=spaces.Dict(a=spaces.Tuple([VECTOR])),
+        mission=spaces.Dict(a=VECTOR, mission=Mission()),
         nothing=spaces.Dict(),
         empty=spaces.Box(-1, 1, (0,)),
         matrix=spaces.MultiDiscrete([[2, 3], [2, 2]]),

@@ -341,9 +341,12 @@ def check_new(name: str) -> None:
 
 
 def _spec_of(env_id: str | EnvSpec, spaces_: tuple[spaces.Space, spaces.Space]) -> EnvSpec | None:
-    """Return the specification of an environment with these spaces, without ``Monitor``; None if a file cannot hold it."""
+    """
+    Return the specification of an environment with these spaces, without wrappers that only report episodes; None if a file
+    cannot hold it.
+    """
     spec = gym.spec(env_id) if isinstance(env_id, str) else env_id
-    wrappers = tuple(wrapper for wrapper in spec.additional_wrappers if wrapper.name != "Monitor")
+    wrappers = tuple(wrapper for wrapper in spec.additional_wrappers if wrapper.name not in ("Monitor", "CutEpisodes"))
     if callable(spec.entry_point) or any(wrapper.kwargs is None for wrapper in wrappers):
         return None
     kwargs = {name: value for name, value in spec.kwargs.items() if name != "render_mode"}

@@ -47,7 +47,7 @@ def check_environment(env: Any) -> None:
         raise ArgumentError(f"{actions} actions are not supported, because they have {len(actions.shape)} axes: {remedy}")
     space: Any = getattr(env, "single_observation_space", getattr(env, "observation_space", None))
     parts = space.values() if isinstance(space, spaces.Dict) else [space]
-    is_composed = any(isinstance(part, COMPOSED) for part in parts)
+    is_composed = any(isinstance(part, COMPOSED) or getattr(part, "shape", ()) is None for part in parts)
     is_matrix = any(isinstance(part, spaces.MultiDiscrete) and len(part.shape) > 1 for part in parts)
     if is_composed or is_matrix or (isinstance(space, spaces.Box) and space.shape in ((), (0,))):
         remedy = "use gymnasium.wrappers.FlattenObservation, or an ObservationWrapper that gives a Box or a Dict of Boxes"

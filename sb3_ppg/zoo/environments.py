@@ -8,6 +8,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 from gymnasium.envs.registration import WrapperSpec
+from gymnasium.utils import RecordConstructorArgs
 from stable_baselines3.common.env_util import unwrap_wrapper
 from stable_baselines3.common.monitor import Monitor
 from typing_extensions import override
@@ -85,8 +86,12 @@ class CutEpisodes(gym.Wrapper):
         return observation, reward, terminated, truncated, info
 
 
-class Enlarged(gym.Wrapper):
+class Enlarged(gym.Wrapper, RecordConstructorArgs):
     """MinAtar's pictures have one pixel per cell and numbers from 0 to 1; these have 240x240 pixels of type uint8."""
+
+    def __init__(self, env: gym.Env):
+        RecordConstructorArgs.__init__(self)
+        super().__init__(env)
 
     @override
     def render(self) -> Any:

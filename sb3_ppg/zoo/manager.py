@@ -205,7 +205,17 @@ class Manager(ExperimentManager):
 
     @override
     def create_log_folder(self) -> None:
-        """Make the folder of a new run, or go on with the run there, if all processes can write in it."""
+        """
+        Make the folder of a new run, or go on with the run there, if all processes can write in it.
+
+        :raises ArgumentError: if hyperparameters of a file in Python could not be read again, as to play the agent
+        """
+        if not (self.optimize_hyperparameters or any(isinstance(callback, Evaluations) for callback in self.callbacks)):
+            try:
+                yaml.unsafe_load(yaml.dump(self.saved_hyperparams))
+            except yaml.YAMLError as error:
+                remedy = "define classes and functions, no lambdas, in a module, and name the module (-conf mine, not mine.py)"
+                raise ArgumentError(f"{self.config} cannot work, because nothing could play the agent: {remedy}") from error
         self.saved_hyperparams |= {"n_timesteps": int(self.n_timesteps)}
         if self.run_folder is not None and self.is_ours and self.save_freq < 0:
             self.save_freq = max(1, int(self.n_timesteps) // (N_CHECKPOINTS * n_processes()))
@@ -303,9 +313,10 @@ class Manager(ExperimentManager):
         if env_id in PROCGEN_IDS and self.env_wrapper is None:  # wrappers need single environments
             options = self.eval_env_kwargs if eval_env else self.env_kwargs
             monitor_file = f"{self.save_path}/{self.first_monitor + rank()}" if is_logged else None
+            keywords = tuple(self.monitor_kwargs.get("info_keywords", ()))
             # It counts the functions that make single environments, and calls none
             self.vec_env_class = lambda env_fns: VecMonitor(  # type: ignore[assignment]
-                EnvPoolVecEnv(env_id, len(env_fns), self.seed, **options), monitor_file
+                EnvPoolVecEnv(env_id, len(env_fns), self.seed, **options), monitor_file, keywords
             )
         if not self.is_ours:
             return super().create_envs(n_envs, eval_env, no_log)

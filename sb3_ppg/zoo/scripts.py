@@ -35,7 +35,7 @@ from sb3_ppg.hub import EvaluationResult
 from sb3_ppg.offline.data import check_new, record, save_as_minari
 from sb3_ppg.play import Player
 from sb3_ppg.zoo.diagnosis import diagnosis
-from sb3_ppg.zoo.environments import environment_maker, imported
+from sb3_ppg.zoo.environments import PROCGEN_IDS, environment_maker, imported
 from sb3_ppg.zoo.registration import ffmpeg_on_path
 from sb3_ppg.zoo.resuming import n_steps_of
 
@@ -131,8 +131,10 @@ def record_dataset() -> None:
     data = record(model, env, args.n_timesteps, **options, seed=args.seed)
     spec = env.get_attr("spec")[0]  # with the options and wrappers of this environment
     save_as_minari(data, args.dataset, env.observation_space, env.action_space, spec, args.algo)
-    returns = data.episode_returns()
-    print(f"Recorded {len(data)} steps as {args.dataset}: {len(returns)} episodes, mean return {returns.mean():.2f}")
+    latest = (np.arange(env.num_envs) + 1) * (len(data) // env.num_envs) - 1  # where the recording may cut an episode off
+    returns = data.episode_returns()[~(np.isin(data.ends, latest) & data.truncations[data.ends])]
+    mean = f", mean return {returns.mean():.2f}" if len(returns) > 0 else ""
+    print(f"Recorded {len(data)} steps as {args.dataset}: {len(returns)} whole episodes{mean}")
 
 
 def agent_parser(description: str, n_episodes: int = 100, env: str | None = "CartPole-v1") -> argparse.ArgumentParser:
@@ -158,9 +160,9 @@ def agent_parser(description: str, n_episodes: int = 100, env: str | None = "Car
 
 
 def is_deterministic(args: argparse.Namespace) -> bool:
-    """Return whether to take the most likely actions, as ``enjoy`` decides it."""
+    """Return whether to take the most likely actions, as in the evaluations of the training."""
     env_id = args.env.gym_id
-    images = ExperimentManager.is_atari(env_id) or ExperimentManager.is_minigrid(env_id)
+    images = ExperimentManager.is_atari(env_id) or ExperimentManager.is_minigrid(env_id) or env_id in PROCGEN_IDS
     return not (args.stochastic or (images and not args.deterministic))
 
 

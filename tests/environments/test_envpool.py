@@ -5,6 +5,7 @@ import subprocess
 import sys
 from argparse import Namespace
 from importlib.util import find_spec
+from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
@@ -19,6 +20,7 @@ from sb3_ppg.errors import MissingExtraError, pip_install
 from sb3_ppg.zoo import register
 from sb3_ppg.zoo.environments import PROCGEN_IDS
 from sb3_ppg.zoo.manager import Manager
+from sb3_ppg.zoo.scripts import is_deterministic
 from tests.helpers import run
 
 pytestmark = pytest.mark.skipif(find_spec("envpool") is None, reason="needs EnvPool")
@@ -249,7 +251,8 @@ def test_zoo_trains_in_envpool_on_the_levels_that_were_asked_for(place, tmp_path
     arguments = Namespace(eval_env_kwargs=None)
     levels = {"env_kwargs": {"num_levels": 5, "start_level": 100}}
     options = levels if place == "command" else {}
-    hyperparams = {"n_envs": 3, **(levels if place == "hyperparameters" else {})}
+    hyperparams = {"n_envs": 3, "monitor_kwargs": {"info_keywords": ("level_seed",)}}
+    hyperparams |= levels if place == "hyperparameters" else {}
     manager = Manager(arguments, "ppg", "CoinrunHard-v0", str(tmp_path), eval_freq=100, hyperparams=hyperparams, **options)
     model, saved = manager.setup_experiment()
     assert isinstance(model.env.unwrapped, EnvPoolVecEnv) and saved["policy"] == "CnnPolicy" and model.gamma == 0.999
@@ -258,4 +261,6 @@ def test_zoo_trains_in_envpool_on_the_levels_that_were_asked_for(place, tmp_path
     assert {info["level_seed"] for info in venv.reset_infos} <= {*range(100, 105)}
     assert manager.create_envs(1, eval_env=True).unwrapped.options == {"num_levels": 0, "start_level": 0}
     assert arguments.eval_env_kwargs == {"num_levels": 0, "start_level": 0} and not manager.deterministic_eval
+    assert not is_deterministic(Namespace(env=manager.env_name, stochastic=False, deterministic=False))
+    assert Path(manager.save_path, "0.monitor.csv").read_text().splitlines()[1] == "r,l,t,level_seed"
     model.env.close()

@@ -16,6 +16,7 @@ from sb3_ppg import PPG, ArgumentError, MaskablePPG
 from sb3_ppg.arrays import map_arrays
 from sb3_ppg.offline import Dataset, load_dataset, record, save_as_minari
 from sb3_ppg.offline.data import COLUMNS
+from sb3_ppg.zoo.environments import CutEpisodes
 from tests.helpers import BOX, DICT, SMALL, VECTOR, RandomEnv, Reusing, image_space, masked_envs, random_envs
 from tests.offline.test_bcq import THREE
 
@@ -300,7 +301,8 @@ def test_the_environment_that_is_recovered_has_the_spaces_options_and_wrappers_o
     rescaled = dict(wrapper_class=RescaleAction, wrapper_kwargs=dict(min_action=-0.5, max_action=0.5))
     plain = make_vec_env("Pendulum-v1", 2, env_kwargs=dict(g=5.0))
     wrapped = make_vec_env("Pendulum-v1", 2, **rescaled)
-    for name, env in (("plain", plain), ("wrapped", wrapped), ("stacked", VecFrameStack(plain, 2))):
+    cut = make_vec_env("Pendulum-v1", 2, wrapper_class=lambda env: CutEpisodes(RescaleAction(env, -0.5, 0.5)))
+    for name, env in (("plain", plain), ("wrapped", wrapped), ("cut", cut), ("stacked", VecFrameStack(plain, 2))):
         data = record(PPG("MlpPolicy", env, **SMALL), env, 20, seed=0)
         save_as_minari(data, f"test/{name}-v0", env.observation_space, env.action_space, env.get_attr("spec")[0])
         dataset = minari.load_dataset(f"test/{name}-v0")

@@ -202,7 +202,7 @@ def recorded(tmp_path_factory) -> Iterator[Path]:
         run("train", "--env", "Pendulum-v1", "-n", "64", "--eval-freq", "-1", *SMALL, cwd=folder)
         options = ("--dataset", "pendulum/new-v0", "-n", "450", "--noise", "0.1", "--stochastic")
         said = run("record_dataset", "--env", "Pendulum-v1", *options, cwd=folder)
-        assert "Recorded 450 steps as pendulum/new-v0: 3 episodes, mean return -" in said
+        assert "Recorded 450 steps as pendulum/new-v0: 2 whole episodes, mean return -" in said
         options = ("-n", "30", "--eval-freq", "20", "--save-freq", "20", "--progress", "--seed", "0")
         run("train", *BCQ_SMALL, "--dataset", "pendulum/new-v0", *options, cwd=folder)
         yield folder
