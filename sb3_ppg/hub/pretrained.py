@@ -5,6 +5,7 @@ Models as plain data in a folder, without pickle.
 evaluates, compiles and writes nothing, and leaves the global random generators as they were.
 """
 
+import copy
 import math
 import os
 import platform
@@ -269,12 +270,15 @@ def _make_vec_normalize(description: Description, arrays: Arrays) -> VecNormaliz
 
 
 def _wrap_in_vec_normalize(venv: VecEnv, saved: VecNormalize) -> VecNormalize:
-    if saved.norm_obs and venv.observation_space != saved.venv.observation_space:
-        raise ModelFormatError(
-            f"the model's VecNormalize was around observations {saved.venv.observation_space}, these are "
-            f"{venv.observation_space}: give an environment with all its wrappers, this one by `load_vec_normalize`"
-        )
+    space = venv.observation_space
+    venv.observation_space = copy.deepcopy(space)  # of a Dict, SB3 2.9.2 replaces the spaces of images, also those of `saved`
     env = VecNormalize(venv, **{name: getattr(saved, name) for name in VEC_NORMALIZE})
+    if saved.norm_obs and env.observation_space != saved.observation_space:
+        venv.observation_space = space
+        raise ModelFormatError(
+            f"the model's VecNormalize was around observations {saved.venv.observation_space}, these are {space}: give an "
+            "environment with all its wrappers, this one by `load_vec_normalize`"
+        )
     for name, rms in statistics(env).items():
         vars(rms).update(vars(statistics(saved)[name]))
     return env

@@ -1,5 +1,6 @@
 """Models as plain data: the same model comes back, bit for bit."""
 
+import copy
 import sys
 import warnings
 from collections.abc import Callable
@@ -24,7 +25,16 @@ from sb3_ppg.errors import ModelFormatError
 from sb3_ppg.hub import from_pretrained, load_vec_normalize, save_pretrained
 from sb3_ppg.hub.pretrained import DESCRIPTION
 from sb3_ppg.hub.schema import Counters, Space, make_space, space_struct
-from tests.helpers import NESTED, SMALL, BatchNormExtractor, RandomEnv, image_space, normalized_rewards, run_in_a_new_process
+from tests.helpers import (
+    DICT,
+    NESTED,
+    SMALL,
+    BatchNormExtractor,
+    RandomEnv,
+    image_space,
+    normalized_rewards,
+    run_in_a_new_process,
+)
 from tests.hub.small_models import BOX, MODELS, PHASE, change, honest, refused, small_model, write
 from tests.hub.watch import generator_states
 from tests.saving.small_models import numbers_of, same
@@ -127,6 +137,21 @@ def test_normalization_of_images(norm_obs, transpose_first, tmp_path):
     assert loaded.get_vec_normalize_env().ret_rms.mean == venv.ret_rms.mean
     assert same(model, loaded)
     loaded.learn(16)
+
+
+def test_normalization_of_images_in_a_dictionary(tmp_path):
+    """SB3 replaces their space in the dictionary that it shares with the environment."""
+
+    def envs(space: spaces.Space = DICT) -> DummyVecEnv:
+        return DummyVecEnv([lambda: RandomEnv(copy.deepcopy(space), spaces.Discrete(2))])
+
+    model = PPG("MultiInputPolicy", VecNormalize(envs()), **SMALL).learn(16)
+    save_pretrained(model, tmp_path)
+    loaded = from_pretrained(tmp_path, envs())
+    assert same(model, loaded)
+    loaded.learn(16)
+    with pytest.raises(ModelFormatError, match="around observations"):
+        from_pretrained(tmp_path, envs(spaces.Dict(DICT.spaces | {"vector": BOX})))
 
 
 def test_malicious_normalization(tmp_path):
