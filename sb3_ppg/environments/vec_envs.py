@@ -486,6 +486,7 @@ class EnvPoolEnv(gym.Env):
 
     @override
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Take a step; see ``gymnasium.Env``."""
         observations, rewards, dones, infos = self._venv.step(np.asarray(action)[None])
         info = infos[0]
         if not dones[0]:
