@@ -10,8 +10,8 @@ set -eu
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 python3 -m venv "$folder/env"
-"$folder/env/bin/pip" install --quiet "rl_zoo3[plots]==2.9.2" stable-baselines3==2.9.2 gymnasium==1.4.0 torch==2.13.0 requests \
-    numpy==2.4.6 pandas==2.3.3
+"$folder/env/bin/pip" install --quiet "rl_zoo3[plots]==2.9.2" stable-baselines3==2.9.2 gymnasium==1.4.0 torch==2.13.0 \
+    numpy==2.4.6 pandas==2.3.3 requests
 cd "$folder"
 export PATH="$folder/env/bin:$PATH" OMP_NUM_THREADS=1
 printf 'from rl_zoo3.enjoy import enjoy\n\nenjoy()\n' > enjoy.py  # as in the Zoo's repository, where `benchmark` expects it
@@ -30,5 +30,6 @@ seen+="then one of 20480 steps: $(score), "
 rm -r logs/benchmark
 seen+="after removal of the old episodes: $(score)"
 echo "rl_zoo3 2.9.2: $seen"
-[[ "$seen" =~ ^"an agent of 256 steps: "([0-9]+)", then one of 20480 steps: "([0-9]+)", after removal of the old episodes: "([0-9]+)$ ]]
+pattern="256 steps: ([0-9]+), then one of 20480 steps: ([0-9]+), after removal of the old episodes: ([0-9]+)$"
+[[ "$seen" =~ $pattern ]]
 ((BASH_REMATCH[1] == BASH_REMATCH[2] && BASH_REMATCH[3] > 2 * BASH_REMATCH[2])) || exit 1
