@@ -76,8 +76,8 @@ class CutEpisodes(gym.Wrapper):
     @override
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         observation, reward, terminated, truncated, info = self.env.step(action)
-        monitor: Any = unwrap_wrapper(self.env, Monitor)
-        if truncated and monitor is not None and not monitor.needs_reset:  # which it has not seen
+        monitor: Any = unwrap_wrapper(self.env, Monitor) if truncated else None
+        if monitor is not None and not monitor.needs_reset:  # which has not seen the end
             seconds, rewards = time.time() - monitor.t_start, monitor.rewards
             info["episode"] = {"r": round(sum(rewards), 6), "l": len(rewards), "t": round(seconds, 6)}
             info["episode"] |= {key: info[key] for key in monitor.info_keywords if key in info} | monitor.current_reset_info
