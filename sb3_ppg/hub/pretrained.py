@@ -19,6 +19,7 @@ import msgspec
 import torch as th
 from gymnasium.vector import VectorEnv
 from safetensors.torch import save
+from stable_baselines3.common.preprocessing import get_obs_shape
 from stable_baselines3.common.type_aliases import GymEnv
 from stable_baselines3.common.utils import get_device
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize, VecTransposeImage, unwrap_vec_normalize
@@ -141,7 +142,8 @@ def from_pretrained(
             return model
         with raised_as(ModelFormatError, "`env` is not what the model was trained in"):
             if saved is not None and unwrap_vec_normalize(venv) is None:
-                if isinstance(venv, VecTransposeImage) and venv.observation_space != saved.venv.observation_space:
+                shape, saved_shape = (get_obs_shape(each.observation_space) for each in (venv, saved.venv))
+                if isinstance(venv, VecTransposeImage) and shape != saved_shape:
                     venv = venv.venv  # the images were transposed outside of it
                 venv = _wrap_in_vec_normalize(venv, saved)
             model.set_env(venv)

@@ -139,13 +139,15 @@ def test_normalization_of_images(norm_obs, transpose_first, tmp_path):
     loaded.learn(16)
 
 
-def test_normalization_of_images_in_a_dictionary(tmp_path):
+@pytest.mark.parametrize("transpose_first", [False, True])
+def test_normalization_of_images_in_a_dictionary(transpose_first, tmp_path):
     """SB3 replaces their space in the dictionary that it shares with the environment."""
 
     def envs(space: spaces.Space = DICT) -> DummyVecEnv:
         return DummyVecEnv([lambda: RandomEnv(copy.deepcopy(space), spaces.Discrete(2))])
 
-    model = PPG("MultiInputPolicy", VecNormalize(envs()), **SMALL).learn(16)
+    venv = VecTransposeImage(envs()) if transpose_first else envs()
+    model = PPG("MultiInputPolicy", VecNormalize(venv), **SMALL).learn(16)
     save_pretrained(model, tmp_path)
     loaded = from_pretrained(tmp_path, envs())
     assert same(model, loaded)
