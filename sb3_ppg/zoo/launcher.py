@@ -120,7 +120,7 @@ def run(name: str, arguments: list[str]) -> None:
         if name == "train":
             stack.enter_context(patch.multiple(Manager, **options))
         elif options.get("run_folder"):
-            stack.enter_context(agent_of_run(Path(options["run_folder"])))
+            arguments = [*stack.enter_context(agent_of_run(Path(options["run_folder"]))), *arguments]
         stack.enter_context(children_through_our_launcher([module.__name__ for module in options.get("gym_packages", [])]))
         stack.enter_context(acting_with_epsilon(options.get("epsilon", 0.0)))
         # Our defaults come first: where an option is given twice, the last one counts

@@ -22,6 +22,7 @@ import rl_zoo3.exp_manager
 import rl_zoo3.load_from_hub
 import rl_zoo3.train
 import rl_zoo3.utils
+import yaml
 from huggingface_hub.errors import RemoteEntryNotFoundError
 from huggingface_sb3 import EnvironmentName
 from matplotlib import pyplot as plt
@@ -221,14 +222,20 @@ REPAIRS = (
 # ---- for the scripts that need it ----
 
 
-def agent_of_run(run: Path) -> AbstractContextManager:
-    """Let scripts use the agent in a run's folder, also if its name is not one of the Zoo's (``logs/ppg/CartPole-v1_1``)."""
+@contextmanager
+def agent_of_run(run: Path) -> Iterator[list[str]]:
+    """
+    Let scripts use the agent in a run's folder, also if its name is not one of the Zoo's (``logs/ppg/CartPole-v1_1``); yield
+    the options with which they find it there, those of the run's command.
+    """
     find = rl_zoo3.utils.get_model_path
 
     def get_model_path(exp_id: int, folder: str, algo: str, *others: Any) -> tuple[str, str, str]:
         return find(-1, str(run.parent), run.name, *others)
 
-    return _patched_in_the_zoo("get_model_path", get_model_path)
+    saved = [yaml.unsafe_load(path.read_text()) for path in run.glob("*/args.yml")]  # one, as the scripts read it
+    with _patched_in_the_zoo("get_model_path", get_model_path):
+        yield [word for options in saved for name in ("algo", "env") for word in (f"--{name}", str(options[name]))]
 
 
 @contextmanager

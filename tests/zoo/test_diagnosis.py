@@ -81,7 +81,7 @@ def test_a_run_that_goes_on_keeps_its_rows_until_the_checkpoint(tmp_path):
     ],
 )
 def test_report_names_what_was_spoiled(algo, options, said, tmp_path):
-    words = f"train --algo {algo} --env Pendulum-v1 -n 2048 --eval-freq -1 -params n_steps:128 n_envs:1"
+    words = f"train --algo {algo} --env Pendulum-v1 --run-folder mine -n 2048 --eval-freq -1 -params n_steps:128 n_envs:1"
     run(*words.split(), *options.split(), cwd=tmp_path)
-    report = run("report", "--algo", algo, "--env", "Pendulum-v1", "--episodes", "1", cwd=tmp_path)
+    report = run("report", "--run-folder", "mine", "--episodes", "1", cwd=tmp_path)
     assert said in report.partition("Diagnosis:")[2]
