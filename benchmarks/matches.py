@@ -127,14 +127,19 @@ def with_defaults(env_id: str, n_timesteps: int, *package: Any, policy: str = "M
 
 
 def with_parts(task: Task) -> Match:
-    """Return both algorithms with their defaults, and PPG with either of its parts alone."""
+    """
+    Return both algorithms with their defaults, PPO with those of an equally long search (results/ppo_search.md), and PPG with
+    either of its parts alone.
+    """
     match = with_defaults(task.env_id, task.n_timesteps)
+    found = dict(n_epochs=15, batch_size=32, learning_rate=5e-4, clip_range=0.3, ent_coef=0.001)
+    searched = {"PPO, searched": ("ppo", dict(policy="MlpPolicy", normalize=NORMALIZED, **found))}
     alone: Settings = dict(policy="MlpPolicy", normalize=NORMALIZED, normalize_value_targets=False)
     parts = {
         "PPG, value units without phase": ("ppg_without_phase", dict(policy="MlpPolicy")),
         "PPG, phase without value units, normalized rewards": ("ppg", alone),
     }
-    return match._replace(contestants={**match.contestants, **parts}, seeds=range(20, 25), page="defaults")
+    return match._replace(contestants={**match.contestants, **parts, **searched}, seeds=range(20, 25), page="defaults")
 
 
 def architectures(own: Settings, networks: str) -> dict[str, tuple[str, Settings]]:
