@@ -141,8 +141,8 @@ class CompiledStep(CompiledFunction):
         self._optimizer = update.optimizer
         self._parameters = parameters_of(update.optimizer)
         # Tensors, as torch would compile again for another number
-        numbers = (update.coefficients, update.max_grad_norm)
-        self._coefficients, self._max_grad_norm = map_arrays(
+        numbers = (update.coefficients, update.max_grad_norm, update.largest_kl)
+        self._coefficients, *self._limits = map_arrays(
             lambda value: None if value is None else self._parameters[0].new_tensor(value), numbers
         )
         self._micro_batch_size = update.micro_batch_size
@@ -225,16 +225,18 @@ class CompiledStep(CompiledFunction):
             stacked,
             th.tensor(n, device=self.device),
             flat.groups,
-            self._max_grad_norm,
+            *self._limits,
             records,
         )
         result = self.call(*arguments, is_new=size not in self._compiled_sizes)
         if result is None:
             return None
-        records, states, self._latest = result
+        records, states, self._latest, number, stopped = result
+        is_limited = self._limits[1] is not None  # else nothing is read, for which a GPU would have to finish
+        n, stopped = (int(number), bool(stopped)) if is_limited else (n, False)
         flat.groups = [group._replace(state=state) for group, state in zip(flat.groups, states, strict=True)]
         values, log_ratios, norms = (record[:n] for record in records)
-        return Gradient(like.names, values, log_ratios.flatten(), size, norms, n)
+        return Gradient(like.names, values, log_ratios.flatten(), size, norms, n, stopped)
 
     def _copy_back(self) -> None:
         """Bring the parameters, their gradients and the optimizer's state up to date."""
@@ -388,7 +390,7 @@ class CompiledTraining:
         is_adam = type(update.optimizer) in (th.optim.Adam, th.optim.AdamW)
         is_small = not has_convolutions(update.policy)  # which are slower on views of a flat tensor
         is_real = not any(parameter.is_complex() for parameter in parameters_of(update.optimizer))
-        takes_step = is_adam and is_real and is_small and n_processes() == 1 and update.target_kl is None
+        takes_step = is_adam and is_real and is_small and n_processes() == 1
         key = (update.policy, update.losses, takes_step)
         if key not in self._steps:
             self._steps[key] = CompiledStep(self, update, takes_step)

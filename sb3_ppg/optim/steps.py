@@ -12,7 +12,7 @@ from torch._higher_order_ops import while_loop
 from typing_extensions import override
 
 from sb3_ppg.arrays import map_arrays, n_samples
-from sb3_ppg.losses import Losses
+from sb3_ppg.losses import Losses, approximate_kl
 from sb3_ppg.objectives import Objective
 from sb3_ppg.policies import PhasicActorCriticPolicy
 
@@ -29,7 +29,8 @@ class Gradient(NamedTuple):
     log_ratio: th.Tensor  # see `Losses`, (B,); after compiled steps (n_steps * B,)
     size: int  # number of samples in a minibatch, B
     norm: Any = None  # L2 norm of the gradient before it was clipped; after compiled steps (n_steps,); None: not known yet
-    n_steps: int = 0  # number of optimizer steps that have been taken
+    n_steps: int = 0  # number of optimizer steps, which have been taken
+    stopped: bool = False  # whether the last of them was not, as the minibatch's KL divergence was too large
 
 
 class MinibatchLosses(nn.Module):
@@ -162,16 +163,19 @@ def run_adam_steps(
     n_steps: th.Tensor,
     groups: list[FlatGroup],
     max_grad_norm: th.Tensor | None,
+    largest_kl: th.Tensor | None,
     records: tuple[th.Tensor, th.Tensor, th.Tensor],
-) -> tuple[tuple[th.Tensor, ...], list[list[th.Tensor]], list[th.Tensor]]:
+) -> tuple[tuple[th.Tensor, ...], list[list[th.Tensor]], list[th.Tensor], th.Tensor, th.Tensor]:
     """
     For each of the first ``n_steps`` minibatches, compute the gradient of its loss, clip it, and take a step of Adam. It is a
-    loop in compiled code, whose body is compiled once.
+    loop in compiled code, whose body is compiled once. It stops before the step on a minibatch whose approximate KL divergence
+    exceeds ``largest_kl``.
 
     :param minibatches: minibatches of the same size, stacked: tensors of shape (K, B, ...)
     :param n_steps: (), at most K
     :param records: empty tensors for each minibatch's losses, (K, n_losses), log-ratios, (K, B), and norm, (K,)
-    :return: these records; the state of each group; the latest gradient in the parameters of each group
+    :return: these records; the state of each group; the latest gradient in the parameters of each group; the number of
+        minibatches, (); whether the last of them was too far away, ()
     """
 
     def loss(flat: list[th.Tensor], minibatch: Any) -> tuple[th.Tensor, tuple[th.Tensor, th.Tensor]]:
@@ -181,27 +185,36 @@ def run_adam_steps(
         losses = th.func.functional_call(losses_of, parameters, (coefficients, minibatch))
         return losses.total, (losses.values, losses.log_ratio)
 
-    def step(number: th.Tensor, records: Any, states: list[list[th.Tensor]], _: list[th.Tensor]) -> tuple[Any, ...]:
+    def step(number: th.Tensor, stopped: th.Tensor, records: Any, states: Any, _: list[th.Tensor]) -> tuple[Any, ...]:
         minibatch = map_arrays(lambda leaf: _row(leaf, number), minibatches)
         gradients, (values, log_ratio) = th.func.grad(loss, has_aux=True)([values for values, *_ in states], minibatch)
         norm = th.stack([gradient.abs().square().sum() for gradient in gradients]).sum().sqrt()
         scale = 1.0 if max_grad_norm is None else th.clamp(max_grad_norm / (norm + 1e-6), max=1.0)
         gradients = [gradient * scale for gradient in gradients]
         rows = [_row(of_group, number) for of_group in corrections]
-        states = [FlatGroup.step(*each) for each in zip(groups, states, gradients, rows, strict=True)]
+        new_states = [FlatGroup.step(*each) for each in zip(groups, states, gradients, rows, strict=True)]
+        if largest_kl is None:
+            stopped = stopped.clone()  # of which a loop's result must not be an alias
+        else:
+            stopped = approximate_kl(log_ratio) > largest_kl
+            pairs = zip(states, new_states, strict=True)
+            new_states = [[th.where(stopped, *each) for each in zip(*pair, strict=True)] for pair in pairs]
         places = th.arange(len(records[0]), device=number.device) == number
         records = tuple(
             th.where(places.reshape(-1, *[1] * new.dim()), new.to(old.dtype), old)
             for old, new in zip(records, (values, log_ratio, norm), strict=True)
         )
-        return number + 1, records, states, gradients
+        return number + 1, stopped, records, new_states, gradients
 
     states, start = [group.state for group in groups], th.zeros_like(n_steps)
     corrections = [group.bias_corrections(len(records[0])) for group in groups]
     with th.no_grad():
         latest = [th.zeros_like(values) for values, *_ in states]
-        _, records, states, latest = while_loop(lambda number, *_: number < n_steps, step, (start, records, states, latest))
-    return records, states, latest
+        carried = (start, start > n_steps, records, states, latest)
+        number, stopped, records, states, latest = while_loop(
+            lambda number, stopped, *_: (number < n_steps) & ~stopped, step, carried
+        )
+    return records, states, latest, number, stopped
 
 
 def _row(leaf: Any, number: th.Tensor) -> Any:

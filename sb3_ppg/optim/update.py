@@ -50,7 +50,7 @@ class Update:
     :param micro_batch_size: the most samples in one forward pass. None: whole minibatches
     :param max_grad_norm: the largest L2 norm; a larger gradient is scaled down to it. None: no clipping
     :param target_kl: in nats. Stop policy epochs before the step on a minibatch whose approximate KL exceeds 1.5 times this,
-        as in SB3; this costs a transfer per minibatch. None: never stop
+        as in SB3; this costs a transfer per minibatch, or per call of compiled code. None: never stop
     :param compiled: ``CompiledStep``, for the minibatches that it takes. None: nothing is compiled
     :param epochs: records of the epochs so far
     """
@@ -69,8 +69,7 @@ class Update:
     epochs: list[Epoch] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        if self.kind != "policy":
-            self.target_kl = None
+        self.largest_kl = None if self.kind != "policy" or self.target_kl is None else 1.5 * self.target_kl
         adversary = self.objective.adversary_optimizer if self.kind == "policy" else None
         self.optimizers = [self.optimizer] if adversary is None else [adversary, self.optimizer]  # in the order of their steps
         for optimizer in self.optimizers:
@@ -118,11 +117,13 @@ class Update:
                 records.append(th.cat([gradient.values, norm.unsqueeze(-1)], dim=-1).flatten())
                 log_ratios.append(gradient.log_ratio)
                 sizes += [gradient.size] * max(1, gradient.n_steps)
-                if self.target_kl is not None:
+                stopped = gradient.stopped
+                if self.largest_kl is not None and not gradient.n_steps:
                     approx_kl = approximate_kl(gradient.log_ratio)
                     average_over_processes([approx_kl])
-                    if stopped := bool(approx_kl > 1.5 * self.target_kl):
-                        break
+                    stopped = bool(approx_kl > self.largest_kl)
+                if stopped:
+                    break
                 if not gradient.n_steps:
                     self.optimizer.step()
                 if self.acts_after_step:

@@ -174,6 +174,15 @@ def test_every_kind_of_model_takes_the_same_steps(kind):
     th.testing.assert_close(compiled, plain, rtol=tolerance, atol=tolerance / 100)
 
 
+@pytest.mark.parametrize(("target_kl", "n_steps"), [(1e-9, {2}), (1e-5, {*range(3, 32)})])
+def test_epochs_end_at_the_same_minibatch(target_kl, n_steps):
+    """Two rollouts have 32 steps without a limit. With any, the first of each is taken: the policy has not changed yet."""
+    trained = [train(make(compiled, target_kl=target_kl, n_epochs=4)) for compiled in (False, True)]
+    steps = [int(next(iter(model.policy.optimizer.state.values()))["step"]) for model in trained]
+    assert steps[0] == steps[1] and steps[0] in n_steps
+    th.testing.assert_close(*map(parameters, trained), rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 def test_compiled_code_takes_the_same_steps(backend, capsys):
     backend[0] = "inductor"
