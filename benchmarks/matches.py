@@ -14,6 +14,7 @@ of other packages were chosen before the first run; each package is in a virtual
 import importlib
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import wraps
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -242,6 +243,7 @@ class WithoutPhase(Objective):
 class PPGWithoutPhase(PPG):
     """PPG with that objective."""
 
+    @wraps(PPG.__init__)  # with its defaults, which identify rows
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, objective=WithoutPhase, **kwargs)
 
@@ -259,6 +261,7 @@ class HalfBuffer(AuxBuffer):
 class PPGHalfPhase(PPG):
     """PPG with that buffer."""
 
+    @wraps(PPG.__init__)
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.aux_buffer.__class__ = HalfBuffer
