@@ -243,7 +243,7 @@ class WithoutPhase(Objective):
 class PPGWithoutPhase(PPG):
     """PPG with that objective."""
 
-    @wraps(PPG.__init__)  # with its defaults, which identify rows
+    @wraps(PPG.__init__)  # type: ignore[misc]  # whose defaults identify rows
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, objective=WithoutPhase, **kwargs)
 
@@ -261,7 +261,7 @@ class HalfBuffer(AuxBuffer):
 class PPGHalfPhase(PPG):
     """PPG with that buffer."""
 
-    @wraps(PPG.__init__)
+    @wraps(PPG.__init__)  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.aux_buffer.__class__ = HalfBuffer
