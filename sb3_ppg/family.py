@@ -44,9 +44,9 @@ class Member(NamedTuple):
 # Presets hold what defines the authors' algorithms: networks, phases, clipping. Numbers of epochs and samples depend on the
 # task and are in the files under `hyperparams`
 DUAL, SHARED = dict(architecture="dual"), dict(architecture="shared")
-DELAYED: dict[str, Any] = dict(policy_kwargs=SHARED, max_grad_norm=0.5, target_kl=None)
-DECOUPLED: dict[str, Any] = DELAYED | dict(policy_kwargs=DUAL, n_aux_epochs=0, n_value_epochs=9)
-DISTILLED: dict[str, Any] = DELAYED | dict(policy_kwargs=DUAL, n_policy_iterations=1, n_aux_epochs=2, max_grad_norm=5.0)
+DELAYED: dict[str, Any] = dict(policy_kwargs=SHARED, max_grad_norm=0.5)
+DECOUPLED: dict[str, Any] = dict(policy_kwargs=DUAL, n_aux_epochs=0, n_value_epochs=9, max_grad_norm=0.5)
+DISTILLED: dict[str, Any] = dict(policy_kwargs=DUAL, n_policy_iterations=1, n_aux_epochs=2, max_grad_norm=5.0)
 FAMILY: dict[str, Member] = {
     "ppg": Member(PPG, "Phasic Policy Gradient"),
     "ppg_lstm": Member(
@@ -62,11 +62,9 @@ FAMILY: dict[str, Member] = {
         card_imports="from sb3_contrib.common.maskable.utils import get_action_masks",
         card_example=MASKABLE_EXAMPLE,
     ),
-    "ppg_ewma": Member(PPG, "PPG with an averaged proximal policy (PPG-EWMA)", dict(objective="ewma", target_kl=None)),
+    "ppg_ewma": Member(PPG, "PPG with an averaged proximal policy (PPG-EWMA)", dict(objective="ewma")),
     "ppg_replay": Member(
-        PPG,
-        "PPG with replay of recent rollouts",
-        dict(objective="decoupled", replay_kwargs=dict(policy_rollouts=3), target_kl=None),
+        PPG, "PPG with replay of recent rollouts", dict(objective="decoupled", replay_kwargs=dict(policy_rollouts=3))
     ),
     "dcpg": Member(PPG, "Delayed-Critic Policy Gradient", dict(objective="dcpg", **DELAYED)),
     "ddcpg": Member(PPG, "Dynamics-aware Delayed-Critic Policy Gradient", dict(objective="ddcpg", **DELAYED)),
@@ -85,13 +83,12 @@ PAPERS_VALUES: dict[str, Any] = dict(
     gamma=0.999,
     ent_coef=0.01,
     max_grad_norm=None,
-    target_kl=None,
+    learning_rate=5e-4,
 )
 # All arguments of the paper for Procgen, where 4 workers run 64 environments each (here 256 in one process). They assume
 # normalized rewards, for instance by `NormalizedRewardRolloutBuffer`
 PAPER: dict[str, Any] = dict(
     **PAPERS_VALUES,
-    learning_rate=5e-4,
     batch_size=8192,
     n_aux_epochs=6,
     aux_batch_size=4096,
