@@ -38,7 +38,7 @@ SIGNS = [
     Sign(
         "train/approx_kl above 0.05",
         "updates change the policy too much; the return drops between auxiliary phases, or stagnates",
-        "lower `learning_rate` or `n_epochs`, raise `batch_size`; or decay the rate to zero (`lin_...` in RL Zoo)",
+        "set `target_kl=0.03`, or decay the rate to zero (`lin_...` in RL Zoo); lower `learning_rate`, raise `batch_size`",
     ),
     Sign(
         "train/approx_kl below 1e-6 and train/grad_norm below 30",
