@@ -210,7 +210,7 @@ def run_adam_steps(
     corrections = [group.bias_corrections(len(records[0])) for group in groups]
     with th.no_grad():
         latest = [th.zeros_like(values) for values, *_ in states]
-        carried = (start, start > n_steps, records, states, latest)
+        carried = (start, th.zeros_like(start, dtype=th.bool), records, states, latest)
         number, stopped, records, states, latest = while_loop(
             lambda number, stopped, *_: (number < n_steps) & ~stopped, step, carried
         )

@@ -233,7 +233,7 @@ def agent_of_run(run: Path) -> Iterator[list[str]]:
     def get_model_path(exp_id: int, folder: str, algo: str, *others: Any) -> tuple[str, str, str]:
         return find(-1, str(run.parent), run.name, *others)
 
-    saved = [yaml.unsafe_load(path.read_text()) for path in run.glob("*/args.yml")]  # one, as the scripts read it
+    saved = [yaml.unsafe_load(path.read_text()) for path in run.glob("*/args.yml")]  # of a Zoo run: one
     with _patched_in_the_zoo("get_model_path", get_model_path):
         yield [word for options in saved for name in ("algo", "env") for word in (f"--{name}", str(options[name]))]
 
