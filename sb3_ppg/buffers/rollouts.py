@@ -56,8 +56,8 @@ class Rollout:
     The arrays of a rollout by name, (n_envs, n_steps, ...), or (n_envs, 1, ...) for what each environment's part has once.
 
     ``observations`` (may be a dictionary of arrays), ``actions``, ``rewards``, ``episode_starts``, ``old_values``: V(s) at
-    collection, ``old_log_prob``, ``advantages``, ``targets``: V_targ; ``component_weights``, with which the last three and
-    the rewards have K columns; ``action_masks``, ``lstm_states``, ``prior``; own arrays of a buffer; what ``Objective.extras``
+    collection, ``old_log_prob``, ``advantages``, ``targets``: V_targ; ``component_weights``, with which rewards, values and
+    targets have K columns; ``action_masks``, ``lstm_states``, ``prior``; own arrays of a buffer; what ``Objective.extras``
     returns; ``last_observations``, ``last_values``, ``last_dones``, with LSTMs ``last_lstm_states``: the state after the last
     step, once.
 
@@ -96,7 +96,7 @@ class Rollout:
 
     def select(self, names: Iterable[str]) -> "Rollout":
         """Return a rollout with these arrays alone."""
-        return replace(self, arrays={name: self.arrays[name] for name in dict.fromkeys(names)})
+        return replace(self, arrays={name: self.arrays[name] for name in names})
 
     def kept(self, names: Iterable[str]) -> "Rollout":
         """Return what the auxiliary phase keeps: these arrays, and of states those before the first step."""

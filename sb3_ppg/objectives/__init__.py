@@ -1,4 +1,4 @@
-"""Objectives, which the epochs of both phases minimize: the paper's and those of its relatives, one file each."""
+"""Objectives, which the epochs of both phases minimize: the paper's, and one file for each relative with its variants."""
 
 from typing import Any
 
