@@ -40,7 +40,7 @@ def table(head: Sequence[Any], rows: Iterable[Sequence[Any]]) -> str:
     return "\n".join(f"| {' | '.join(map(str, row))} |" for row in [head, ["---"] * len(head), *rows])
 
 
-def finish(axes: Axes, title: str, xlabel: str, ylabel: str = "return", legend: Any = None) -> None:
+def finish(axes: Axes, title: str, xlabel: str, ylabel: str, legend: Any = None) -> None:
     """
     Add titles, a grid and a legend.
 

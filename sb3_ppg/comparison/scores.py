@@ -108,7 +108,7 @@ def error_of(look: int) -> float:
 
 def enough_seeds(n_comparisons: int, look: int = 1) -> int:
     """Return the smallest number of seeds, 5 or more, of which a verdict can tell all contestants apart if no runs overlap."""
-    return next(n for n in itertools.count(5) if 2 / math.comb(2 * n, n) * n_comparisons <= error_of(look))
+    return next(n for n in itertools.count(MIN_SEEDS) if 2 / math.comb(2 * n, n) * n_comparisons <= error_of(look))
 
 
 def too_few_seeds(n_seeds: int, n_comparisons: int, look: int) -> str:

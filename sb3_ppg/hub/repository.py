@@ -3,7 +3,7 @@
 import json
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -111,13 +111,14 @@ def write_repository(
     made_as, env_kwargs = _environment(model)
     folder = Path(folder)
     save_pretrained(model, folder, custom_objects)
-    for name, path in (files or {}).items():
+    files = files or {}
+    for name, path in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(path, folder / name)
     if usage is None:
         is_normalized = model.get_vec_normalize_env() is not None
         usage = python_usage(type(model), repo_id, made_as, env_kwargs, list(custom_objects or {}), is_normalized)
-    card = model_card(folder, env_id or made_as, env_kwargs, evaluation, usage)
+    card = model_card(folder, files, env_id or made_as, env_kwargs, evaluation, usage)
     (folder / "README.md").write_text(card, encoding="utf-8")
 
 
@@ -180,10 +181,15 @@ def _environment(model: PPG) -> tuple[str | None, dict[str, Any]]:
 
 
 def model_card(
-    folder: Path, env_id: str | None, env_kwargs: dict[str, Any], evaluation: EvaluationResult | None, usage: str
+    folder: Path,
+    files: Collection[str],
+    env_id: str | None,
+    env_kwargs: dict[str, Any],
+    evaluation: EvaluationResult | None,
+    usage: str,
 ) -> str:
     """Return the card of a model's folder, with the metadata that the Hub reads: Markdown, as is ``usage``."""
-    description = json.loads((folder / "model.json").read_text(encoding="utf-8"))
+    description = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
     algorithm = _readable(description["algorithm"])
     metadata = ModelCardData(
         library_name="stable-baselines3", pipeline_tag="reinforcement-learning", tags=[*TAGS, *([env_id] if env_id else [])]
@@ -197,9 +203,9 @@ def model_card(
             value = f"{mean:.2f} +/- {std:.2f}"
             metadata.model_name = algorithm
             metadata.eval_results = [EvalResult("reinforcement-learning", env_id, env_id, "mean_reward", value)]
-    if (folder / "learning_curve.png").exists():
+    if "learning_curve.png" in files:
         shown.append("![Learning curve](learning_curve.png)")
-    if (folder / "replay.mp4").exists():
+    if "replay.mp4" in files:
         shown.append('<video controls src="replay.mp4"></video>')
     normalization = description["vec_normalize"] or {}
     normalization.pop("observation_space", None)

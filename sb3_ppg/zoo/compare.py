@@ -8,6 +8,7 @@ import shlex
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import gymnasium as gym
 import pandas as pd
@@ -24,6 +25,7 @@ from sb3_ppg.comparison.report import VIEWS, Comparison
 from sb3_ppg.comparison.runs import Run, carry_out, machine, short_hash
 from sb3_ppg.comparison.scores import enough_seeds, too_few_seeds
 from sb3_ppg.errors import ArgumentError, nearest
+from sb3_ppg.saving.files import atomic_writes
 from sb3_ppg.zoo.environments import environment_maker, imported
 from sb3_ppg.zoo.manager import Manager
 
@@ -38,11 +40,14 @@ def parse() -> tuple[argparse.Namespace, list[str]]:
     enough = "runs of each algorithm (default: as many as can tell all of them apart, 5 or more)"
     parser.add_argument("--seeds", type=int, help=enough)
     parser.add_argument("--jobs", type=int, default=1, help="runs at the same time")
-    parser.add_argument("--defaults", action="store_true", help="all hyperparameters are the algorithms' defaults")
+    parser.add_argument("--defaults", action="store_true", help="hyperparameters are the algorithms' defaults")
     parser.add_argument("-conf", "--conf-file", nargs="+", default=[], metavar="ALGO:FILE", help="hyperparameter files")
     parser.add_argument("-params", "--hyperparams", nargs="+", default=[], metavar="NAME:VALUE", help="changes for all")
     parser.add_argument("-f", "--folder", type=Path, help="where to write (default: logs/compare/ENV)")
     args, others = parser.parse_known_args()
+    for word in others:
+        if word.partition("=")[0] in ("--algo", "--seed", "--run-folder", "--log-folder"):
+            raise ArgumentError(f"{word} cannot work: use --algos, --seeds, and -f for the folder")
     for name in ("n_timesteps", "seeds", "jobs"):
         if (value := getattr(args, name)) is not None:
             check_value(name, value, count(1))
@@ -52,6 +57,7 @@ def parse() -> tuple[argparse.Namespace, list[str]]:
     used_here.add_argument("--gym-packages", nargs="+", type=imported)
     used_here.add_argument("--env-kwargs", nargs="+", action=StoreDict, default={})
     used_here.add_argument("--device", default="auto")
+    used_here.add_argument("--dataset")
     used_here.add_argument("--eval-episodes", type=int, default=N_EPISODES)
     used_here.parse_known_args(others, args)
     # One environment for each episode, unless `others` has fewer; evaluations are ours, which stop the clock
@@ -72,11 +78,12 @@ def contestant(name: str, args: argparse.Namespace) -> tuple[list[str], list[str
     if not all(is_set for _, is_set, _ in pairs):
         raise ArgumentError(f"{name!r} cannot work: write a variant as 'ppg: n_epochs=3 ent_coef=0.01'")
     values = {key: _value(text) for key, _, text in [*(text.partition(":") for text in args.hyperparams), *pairs]}
-    config = str(_defaults(args, algorithm)) if args.defaults else args.conf_file.get(algorithm)
+    config = args.conf_file.get(algorithm) or (str(_defaults(args, algorithm)) if args.defaults else None)
     with contextlib.redirect_stdout(None):
         options: dict[str, Any] = dict(eval_freq=-1, verbose=0, config=config, hyperparams=values)
         manager = Manager(argparse.Namespace(), algorithm, args.env, "", **options)
-        settings, _ = manager.read_hyperparameters()
+        with patch.object(Manager, "dataset", args.dataset):
+            settings, _ = manager.read_hyperparameters()
         if ALGOS[algorithm].__module__.startswith(("sb3_ppg.", "stable_baselines3.", "sb3_contrib.")):  # not a user's **kwargs
             manager._check_names(settings)
         if manager.is_ours:
@@ -106,9 +113,8 @@ def main() -> None:
         code = [_source(module) for module in (environment.__module__, algorithm.__module__, *options)]
         content = short_hash(yaml.dump([options, params, others, settings, code]))
         folders[name] = f"{re.sub('[^-a-z0-9._=]+', '_', name)[:60]}_{content}"
-    looks_file, compared = args.folder / "looks.json", " ".join(folders.values())
-    looks = json.loads(looks_file.read_text()) if looks_file.exists() else {}
-    seeds_before = looks.setdefault(compared, [])  # of the verdicts on these contestants
+    looks_file = args.folder / f"looks_{short_hash(' '.join(folders.values()))}.json"
+    seeds_before = json.loads(looks_file.read_text()) if looks_file.exists() else []  # of the verdicts on these contestants
     n_comparisons = len(VIEWS) * (len(contestants) - 1)
     n_seeds = args.seeds or (seeds_before[-1] if seeds_before else enough_seeds(n_comparisons))
     if n_seeds not in seeds_before:
@@ -128,7 +134,8 @@ def main() -> None:
         carry_out([*runs.values()], args.jobs)
     except KeyboardInterrupt:
         sys.exit("interrupted: the same command carries out what is missing")
-    looks_file.write_text(json.dumps(looks))
+    with atomic_writes(looks_file) as (temporary,):
+        temporary.write_text(json.dumps(seeds_before))
     points = pd.concat(run.rows().assign(contestant=name, seed=seed) for (name, seed), run in runs.items())
     listed = {}
     for name, (options, params, settings) in contestants.items():

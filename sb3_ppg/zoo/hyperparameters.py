@@ -60,8 +60,8 @@ def sample_params(
 ) -> dict[str, Any]:
     """
     Choose hyperparameters for a trial, as one of the Zoo's samplers. If the trial's budget is known, at least three phases fit
-    into it: with fewer, the auxiliary phase would hardly contribute to the score. As with every sampler of the Zoo, the
-    sampled ``policy_kwargs`` replace those of the file. Arguments that define a member of the family are not searched.
+    into it: with fewer, the auxiliary phase would hardly contribute to the score. Arguments that define a member of the family
+    are not searched.
     """
     longest = LONGEST_PHASE_POW
     if (budget := trial.user_attrs.get(BUDGET)) is not None:

@@ -43,7 +43,9 @@ SCRIPTS = {
     "push_to_hub": Script("share a trained agent on the Hugging Face Hub", "sb3_ppg.zoo.sharing:push"),
     "load_from_hub": Script("fetch a trained agent from there", "sb3_ppg.zoo.sharing:fetch", defaults=ALGO),
     "plot_train": Script("plot learning curves", "rl_zoo3.plots:plot_train"),
-    "all_plots": Script("compare evaluations", "rl_zoo3.plots:all_plots", defaults=["-a", "ppg", "--print-n-trials"]),
+    "all_plots": Script(
+        "compare evaluations", "rl_zoo3.plots:all_plots", defaults=["-a", "ppg", "-f", "logs", "--print-n-trials"]
+    ),
     "plot_from_file": Script("plot what all_plots saved", "rl_zoo3.plots:plot_from_file", defaults=[]),
 }
 # Our options in addition to those of the scripts: which scripts take them, and arguments of argparse
@@ -121,6 +123,10 @@ def run(name: str, arguments: list[str]) -> None:
             stack.enter_context(patch.multiple(Manager, **options))
         elif options.get("run_folder"):
             arguments = [*stack.enter_context(agent_of_run(Path(options["run_folder"]))), *arguments]
+        if script.agent is not None:  # a module may add the agent's algorithm, which the script's parser must know
+            packages = ArgumentParser(add_help=False, allow_abbrev=False)
+            packages.add_argument("--gym-packages", nargs="+", type=imported)
+            packages.parse_known_args(arguments)
         stack.enter_context(children_through_our_launcher([module.__name__ for module in options.get("gym_packages", [])]))
         stack.enter_context(acting_with_epsilon(options.get("epsilon", 0.0)))
         # Our defaults come first: where an option is given twice, the last one counts

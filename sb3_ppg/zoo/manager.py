@@ -2,6 +2,7 @@
 
 import argparse
 import copy
+import importlib
 import os
 import sys
 from collections import defaultdict
@@ -63,7 +64,7 @@ from sb3_ppg.zoo.resuming import (
 N_CHECKPOINTS = 20  # of a run with `--run-folder`, unless `--save-freq` says otherwise
 # Hyperparameters that RL Zoo consumes
 OF_THE_ZOO = "n_timesteps n_envs normalize frame_stack env_wrapper vec_env_wrapper callback env_kwargs monitor_kwargs".split()
-OF_THE_ZOO += ["noise_type", "noise_std"]  # of others' algorithms
+OF_THE_NOISE = ("noise_type", "noise_std")  # of which the Zoo makes the argument `action_noise`
 # Hyperparameters that may be schedules
 SCHEDULED = ("learning_rate", "aux_learning_rate", "value_learning_rate", "clip_range", "clip_range_vf", "prior_coef")
 
@@ -96,12 +97,12 @@ class Manager(ExperimentManager):
             raise ArgumentError("--run-folder is for a run: a search goes on if it has the same --storage and --study-name")
         # Saved with the options
         args.run_folder, args.prior, args.written_by = self.run_folder, self.prior, f"sb3_ppg {package_version()}"
+        if self.trained_agent and self.optimize_hyperparameters:
+            raise ArgumentError("-i is for trainings: a search begins each trial with a new model")
         if self.prior is not None and (not self.is_ours or self.optimize_hyperparameters):
             raise ArgumentError(f"--prior is for trainings, not searches, of {', '.join(FAMILY)}")
         if self.is_ours:
             keep_freed_memory()
-        if env_id in PROCGEN_IDS:
-            self.deterministic_eval = False  # as for the Zoo's other games
         if self.run_folder is None and int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", 0)) > 0:
             print("A restart will begin a new run: with --run-folder FOLDER it goes on")
         if n_processes() > 1:
@@ -119,36 +120,60 @@ class Manager(ExperimentManager):
         if rank() > 0:
             self.eval_freq, self.show_progress, self.tensorboard_log, self.verbose = -1, False, None, 0
 
+    @staticmethod
+    @override
+    def is_minigrid(env_id: str) -> bool:
+        """Return whether agents sample their actions when they are evaluated or play, for which scripts ask this."""
+        return env_id in PROCGEN_IDS or ExperimentManager.is_minigrid(env_id)
+
     # ---- hyperparameters ----
 
     @override
     def read_hyperparameters(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Use the entry of a family of environments where the file has none for the environment."""
-        is_search = self.optimize_hyperparameters and self.trial_id is None
+        """Add the hyperparameters of a trial, and the data to learn from."""
+        is_search, networks = self.optimize_hyperparameters and self.trial_id is None, dict[str, Any]()
         if not is_search and (self.storage or self.study_name or self.trial_id is not None):
             if not (self.storage and self.study_name):
                 raise ArgumentError("to train with the hyperparameters of a study, use --storage and --study-name")
             print("Loading the best trial of the study" if self.trial_id is None else f"Loading trial {self.trial_id}")
             with raised_as(ArgumentError, f"no such trial of study {self.study_name!r} in {self.storage}", ImportError):
                 trial = self.load_trial(self.storage, self.study_name, self.trial_id)
+            networks = trial.pop("policy_kwargs", {})
             self.custom_hyperparams = {**trial, **(self.custom_hyperparams or {})}
             self.trial_id = None  # it is loaded; rl_zoo3 2.9.2 takes trial 0 for no trial, and no trial for no study
         if self.dataset is not None:
             self.custom_hyperparams = {**(self.custom_hyperparams or {}), "dataset": self.dataset}
-        env_name, entry = self.env_name, entry_of(self.env_name.gym_id, self.config)
-        if entry != env_name.gym_id:
-            print(f"Using {entry!r} hyperparameters")
-        self.env_name = EnvironmentName(entry)
-        try:
-            hyperparams, self.saved_hyperparams = super().read_hyperparameters()
-        finally:
-            self.env_name = env_name
+        hyperparams, self.saved_hyperparams = self._read_entry()
+        if networks:
+            given = with_networks(hyperparams, networks, is_kept="policy_kwargs" in (self.custom_hyperparams or {}))
+            hyperparams, self.saved_hyperparams = hyperparams | given, self.saved_hyperparams | given
         if self.is_own_entry():
             ADVISED.add("short phases")  # which our files may have: they were run as they are
         if self.algo in OFFLINE and "dataset" not in hyperparams:
             raise ArgumentError(f"{self.algo.upper()} learns from recorded data: name it with --dataset")
         self._set_eval_env_kwargs(hyperparams.get("env_kwargs", self.env_kwargs))
         return hyperparams, self.saved_hyperparams
+
+    def _read_entry(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Read the entry of the environment or, where the file has none, that of its family."""
+        env_name, entry = self.env_name, entry_of(self.env_name.gym_id, self.config)
+        if entry != env_name.gym_id:
+            print(f"Using {entry!r} hyperparameters")
+        self.env_name = EnvironmentName(entry)
+        copied: AbstractContextManager = nullcontext()
+        if not self.config.endswith((".yml", ".yaml", ".py")):  # a module, whose dictionaries the Zoo would change
+            module = importlib.import_module(self.config)
+            copied = patch.object(module, "hyperparams", copy.deepcopy(module.hyperparams))
+        try:
+            with copied:
+                return super().read_hyperparameters()
+        except (KeyError, ValueError) as error:
+            if error.args != ("atari",) and "Hyperparameters not found" not in str(error):
+                raise
+            remedy = "write an entry into a file of yours, for -conf; ppg.yml has one for Atari to copy"
+            raise ArgumentError(f"{self.config} has no hyperparameters for {env_name.gym_id}: {remedy}") from error
+        finally:
+            self.env_name = env_name
 
     def is_own_entry(self) -> bool:
         """Return whether all hyperparameters are those of our files; a callback is none."""
@@ -179,6 +204,7 @@ class Manager(ExperimentManager):
 
     def _check_names(self, hyperparams: dict[str, Any]) -> None:
         known = {*argument_names(ALGOS[self.algo], accepted=True), *OF_THE_ZOO}
+        known |= {*OF_THE_NOISE} if "action_noise" in known else set()
         for name in hyperparams.keys() - known:
             raise ArgumentError(f"{self.algo.upper()} has no hyperparameter {name!r} {self._places()}{nearest(name, known)}")
 
@@ -222,7 +248,8 @@ class Manager(ExperimentManager):
         checkpoint = None
         if rank() == 0:
             checkpoint = self._enter_folder()
-            numbers = [int(path.name.split(".")[0]) for path in Path(self.save_path).glob("*.monitor.csv")]
+            names = [path.name.split(".")[0] for path in Path(self.save_path).glob("*.monitor.csv")]
+            numbers = [int(name) for name in names if name.isdecimal()]  # others are a user's
             self.first_monitor = max(numbers, default=-1) + 1
         self.seed, self.save_path, checkpoint, self.first_monitor = broadcast(
             (self.seed, self.save_path, checkpoint, self.first_monitor)
@@ -333,7 +360,9 @@ class Manager(ExperimentManager):
         is_same_run = self.n_steps_before > 0
         if is_same_run:  # the model's own hold the statistics of rewards
             hyperparams = {name: value for name, value in hyperparams.items() if name != "rollout_buffer_kwargs"}
-        model = super()._load_pretrained_agent(hyperparams, env)
+        model: Any = super()._load_pretrained_agent(hyperparams, env)
+        if self.algo in OFFLINE:  # the Zoo may have loaded the earlier run's
+            model.set_dataset(hyperparams["dataset"])
         if is_same_run:  # otherwise the first episodes would be repeated
             seed = int(np.random.SeedSequence([self.seed, self.n_steps_before]).generate_state(1)[0] % 2**31)
             env.seed(seed + rank() * env.num_envs)
@@ -410,7 +439,16 @@ class Manager(ExperimentManager):
     def hyperparameters_optimization(self) -> None:
         ours = _MaskableTrialEvaluations if self.is_masked else _TrialEvaluations
         evaluating = TrialEvalCallback if self.algo in OFFLINE else ours  # whose training has no steps of the environment
-        with patch.object(rl_zoo3.exp_manager, "TrialEvalCallback", evaluating):
+        samplers = rl_zoo3.exp_manager.HYPERPARAMS_SAMPLER
+        sampler = samplers[self.algo]
+
+        def sample(*args: Any) -> dict[str, Any]:
+            """Add what is sampled of the networks to what the file has; the Zoo would drop that."""
+            sampled = sampler(*args)
+            return sampled | with_networks(self._hyperparams, sampled.get("policy_kwargs", {}))
+
+        own = {self.algo: sample} if self.is_ours or self.algo in OFFLINE else {}
+        with patch.object(rl_zoo3.exp_manager, "TrialEvalCallback", evaluating), patch.dict(samplers, own):
             super().hyperparameters_optimization()
         if self.study is not None:  # its trials have run in this process
             number = self.study.best_trial.number
@@ -432,6 +470,13 @@ class Manager(ExperimentManager):
         own = copy.copy(self)  # trials may run in several threads
         own.trial, own.normalize_kwargs = trial, dict(self.normalize_kwargs)
         return super(Manager, own).objective(trial)
+
+
+def with_networks(hyperparams: dict[str, Any], networks: dict[str, Any], is_kept: bool = False) -> dict[str, Any]:
+    """Return ``policy_kwargs`` with those of a trial; of what both have, the trial's, unless ``is_kept``."""
+    given: Any = hyperparams.get("policy_kwargs") or {}
+    given = evaluated(given) if isinstance(given, str) else given
+    return {"policy_kwargs": networks | given if is_kept else given | networks}
 
 
 def keep_floats(model: BaseAlgorithm) -> None:

@@ -89,11 +89,12 @@ def _patched_in_the_zoo(name: str, new: Any) -> Iterator[None]:
 def children_through_our_launcher(gym_packages: Sequence[str] = ()) -> AbstractContextManager:
     """
     rl_zoo3 2.9.2: ``benchmark`` starts ``python enjoy.py``, which exists only in the Zoo's own folder, and
-    ``record_training`` starts ``python -m rl_zoo3.record_video``, which does not know our algorithms. Neither has
-    ``--gym-packages``, which the started script gets here.
+    ``record_training`` starts ``python -m rl_zoo3.record_video``, which does not know our algorithms, with ``--deterministic``
+    also where nobody asked for it, and once for each file of a checkpoint. Neither has ``--gym-packages``, which the started
+    script gets here.
     """
     packages = ["--gym-packages", *gym_packages] if gym_packages else []
-    original = subprocess.call
+    original, recorded = subprocess.call, list[list[str]]()
 
     def call(command: Any, *args: Any, **kwargs: Any) -> int:
         match command:
@@ -101,6 +102,10 @@ def children_through_our_launcher(gym_packages: Sequence[str] = ()) -> AbstractC
                 options = [value.gym_id if isinstance(value, EnvironmentName) else value for value in options]
                 command = [sys.executable, "-m", "sb3_ppg", "enjoy", *options, *packages]
             case ["python", "-m", str(module), *options] if module.startswith("rl_zoo3."):
+                options = [word for word in options if word != "--deterministic" or word in sys.argv]
+                if options in recorded:
+                    return 0
+                recorded.append(options)
                 command = [sys.executable, "-m", "sb3_ppg", module.removeprefix("rl_zoo3."), *options, *packages]
         return original(command, *args, **kwargs)
 

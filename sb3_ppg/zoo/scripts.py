@@ -1,7 +1,6 @@
 """The scripts that are our own, and those of RL Zoo (rl_zoo3 2.9.2) that need more around them than ``REPAIRS``."""
 
 import argparse
-import importlib
 import runpy
 import shutil
 import sys
@@ -21,7 +20,6 @@ import yaml
 from huggingface_sb3 import EnvironmentName
 from matplotlib.figure import Figure
 from rl_zoo3 import ALGOS, get_saved_hyperparams, utils
-from rl_zoo3.exp_manager import ExperimentManager
 from rl_zoo3.utils import StoreDict
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.evaluation import evaluate_policy
@@ -35,7 +33,8 @@ from sb3_ppg.hub import EvaluationResult
 from sb3_ppg.offline.data import check_new, record, save_as_minari
 from sb3_ppg.play import Player
 from sb3_ppg.zoo.diagnosis import diagnosis
-from sb3_ppg.zoo.environments import PROCGEN_IDS, environment_maker, imported
+from sb3_ppg.zoo.environments import environment_maker, imported
+from sb3_ppg.zoo.manager import Manager
 from sb3_ppg.zoo.registration import ffmpeg_on_path
 from sb3_ppg.zoo.resuming import n_steps_of
 
@@ -44,7 +43,6 @@ def train() -> None:
     """Run the script, if its environment exists."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--env", default="CartPole-v1")
-    parser.add_argument("--gym-packages", nargs="+", type=imported)
     args, _ = parser.parse_known_args()
     environment_maker(args.env)
     rl_zoo3.train.train()
@@ -71,7 +69,7 @@ def check() -> None:
 
     def make() -> gymnasium.Env:
         for package in args.gym_packages:  # here, as a package may set filters for warnings
-            importlib.import_module(package)
+            imported(package)
         environment_maker(args.env)
         return gymnasium.make(args.env, **args.env_kwargs)
 
@@ -102,6 +100,7 @@ def record_training() -> None:
 def report() -> None:
     """Evaluate the latest agent of an environment, draw its learning curve, diagnose its run, and say where its files are."""
     parser = agent_parser("Evaluate an agent, draw its learning curve and diagnose its run")
+    parser.add_argument("--episodes", default=100, type=int, help="how many episodes to evaluate")
     args = parser.parse_args()
     model, env, model_path, log_path = load_agent(args)
     evaluate(model, env, args)
@@ -137,7 +136,7 @@ def record_dataset() -> None:
     print(f"Recorded {len(data)} steps as {args.dataset}: {len(returns)} whole episodes{mean}")
 
 
-def agent_parser(description: str, n_episodes: int = 100, env: str | None = "CartPole-v1") -> argparse.ArgumentParser:
+def agent_parser(description: str, env: str | None = "CartPole-v1") -> argparse.ArgumentParser:
     """Return a parser for those of ``enjoy``'s options that select an agent, and how it acts; ``env=None`` requires one."""
     parser = argparse.ArgumentParser(description=description, allow_abbrev=False)
     parser.add_argument("--algo", default="ppg", choices=list(ALGOS), help="RL algorithm")
@@ -147,9 +146,10 @@ def agent_parser(description: str, n_episodes: int = 100, env: str | None = "Car
     parser.add_argument("--load-best", action="store_true", help="the best model instead of the last")
     parser.add_argument("--load-checkpoint", type=int, help="the checkpoint with this number of steps instead")
     parser.add_argument("--load-last-checkpoint", action="store_true", help="the last checkpoint instead")
-    parser.add_argument("--episodes", default=n_episodes, type=int, help="how many episodes to evaluate")
     parser.add_argument("--n-envs", default=1, type=int, help="number of environments")
-    parser.add_argument("--deterministic", action="store_true", help="deterministic actions (default but for Atari, MiniGrid)")
+    parser.add_argument(
+        "--deterministic", action="store_true", help="deterministic actions (default but for Atari, MiniGrid, Procgen)"
+    )
     parser.add_argument("--stochastic", action="store_true", help="stochastic actions")
     parser.add_argument("--seed", default=0, type=int, help="random seed")
     parser.add_argument("--num-threads", default=-1, type=int, help="threads of PyTorch (-1: its own choice)")
@@ -162,7 +162,7 @@ def agent_parser(description: str, n_episodes: int = 100, env: str | None = "Car
 def is_deterministic(args: argparse.Namespace) -> bool:
     """Return whether to take the most likely actions, as in the evaluations of the training."""
     env_id = args.env.gym_id
-    images = ExperimentManager.is_atari(env_id) or ExperimentManager.is_minigrid(env_id) or env_id in PROCGEN_IDS
+    images = Manager.is_atari(env_id) or Manager.is_minigrid(env_id)
     return not (args.stochastic or (images and not args.deterministic))
 
 
@@ -196,7 +196,8 @@ def load_agent(args: argparse.Namespace, **env_kwargs: Any) -> tuple[BaseAlgorit
 def saved_env_kwargs(stats_path: Path) -> dict[str, Any]:
     """Return the options of a run's evaluation environment: those of its hyperparameters, then those of its command."""
     config, arguments = (yaml.unsafe_load((stats_path / name).read_text()) for name in ("config.yml", "args.yml"))
-    return {**config.get("env_kwargs", {}), **(arguments["eval_env_kwargs"] or arguments["env_kwargs"] or {})}
+    # Runs of older versions of RL Zoo have no `eval_env_kwargs`
+    return {**config.get("env_kwargs", {}), **(arguments.get("eval_env_kwargs") or arguments.get("env_kwargs") or {})}
 
 
 def evaluate(model: BaseAlgorithm, env: VecEnv, args: argparse.Namespace) -> EvaluationResult:
@@ -211,7 +212,8 @@ def evaluate(model: BaseAlgorithm, env: VecEnv, args: argparse.Namespace) -> Eva
         mean, std = evaluate_policy(model, env, args.episodes, deterministic=deterministic, callback=count)
     assert isinstance(mean, float) and isinstance(std, float)
     summary = f"Mean return over {args.episodes} episodes: {mean:.2f} +/- {std:.2f}"
-    print(f"{summary}, with {'deterministic' if deterministic else 'stochastic'} actions")
+    sampled = f", of which {model.epsilon:.0%} are sampled" if isinstance(model, Player) and deterministic else ""
+    print(f"{summary}, with {'deterministic' if deterministic else 'stochastic'} actions{sampled}")
     return EvaluationResult(mean, std, args.episodes, deterministic)
 
 

@@ -140,7 +140,8 @@ def _is_usual(value: Any) -> bool:
 
 def push() -> None:
     """Share a run's model, with a description of its environment, a card, a video and its learning curve."""
-    parser = agent_parser("Share a trained agent on the Hugging Face Hub", n_episodes=10, env=None)
+    parser = agent_parser("Share a trained agent on the Hugging Face Hub", env=None)
+    parser.add_argument("--episodes", default=10, type=int, help="how many episodes to evaluate")
     parser.add_argument("-orga", "--organization", required=True, help="user or organization on the Hub")
     parser.add_argument("-name", "--repo-name", help="name of the repository, by default algo-env")
     parser.add_argument("-m", "--commit-message", default="Initial commit", help="commit message")
@@ -234,6 +235,8 @@ def fetch() -> None:
     parser.add_argument("--gym-packages", nargs="+", type=imported, help="modules that register further environments")
     args = parser.parse_args()
     if args.algo not in FAMILY:
+        if args.revision or args.allow:
+            raise ArgumentError(f"--revision and --allow cannot work: RL Zoo fetches the latest {args.algo}, and unpickles it")
         download_from_hub(args.algo, args.env, args.exp_id, args.folder, args.organization, args.repo_name, args.force)
         return
     runs = Path(args.folder) / args.algo

@@ -6,6 +6,7 @@ import shlex
 import signal
 import subprocess
 import sys
+from typing import Any
 
 import pandas as pd
 import psutil
@@ -13,6 +14,7 @@ import pytest
 
 from sb3_ppg import PPG, ArgumentError
 from sb3_ppg.comparison.runs import Run, carry_out
+from sb3_ppg.zoo import compare
 from tests.helpers import ROOT, run, wait_for
 
 ENTRY = "CartPole-v1: {policy: MlpPolicy, n_timesteps: 1000, n_steps: 32, batch_size: 32}"
@@ -82,7 +84,10 @@ def test_the_command_from_two_tiny_runs_to_the_picture(tmp_path):
 
 @pytest.mark.slow
 def test_hyperparameters_in_python(tmp_path):
-    """Only a run of its own is played later, for which its hyperparameters must be read again."""
+    """
+    Only a run of its own is played later, for which its hyperparameters must be read again. With ``--defaults``, an algorithm
+    with a file has those of its file.
+    """
     (tmp_path / "mine.py").write_text(PYTHON_ENTRY)
     refused = run("train", "--env", "CartPole-v1", "-conf", "mine.py", "-n", "40", cwd=tmp_path, fails=True)
     assert "no lambdas, in a module" in refused and not (tmp_path / "logs").exists()
@@ -94,20 +99,31 @@ def test_hyperparameters_in_python(tmp_path):
     assert "2 runs, 0 to carry out" in run(*command.split(), cwd=tmp_path)
     (tmp_path / "mine.py").write_text(PYTHON_ENTRY.replace("1e-3", "1e-4"))
     assert "2 runs, 2 to carry out" in run(*command.split(), cwd=tmp_path)
+    assert "2 runs, 0 to carry out" in run(*command.split(), "--defaults", cwd=tmp_path)
 
 
 @pytest.mark.slow
-def test_a_verdict_after_more_seeds_counts_the_looks(tmp_path):
+def test_a_verdict_after_more_seeds_counts_the_looks(tmp_path, monkeypatch):
+    """Also if another comparison in the same folder begins and ends during the first one."""
     (tmp_path / "mine.yml").write_text(ENTRY)
     command = ["compare", "--env", "CartPole-v1", "-conf", "ppo:mine.yml", "ppg:mine.yml", "-n", "40", "--jobs", "2"]
     command += ["--eval-episodes", "1", "--seeds"]
+    carried_out, exchanged = compare.carry_out, ("--algos", "ppo", "ppg")
+
+    def with_another_one(*args: Any) -> None:
+        monkeypatch.undo()
+        run(*command, "1", *exchanged, cwd=tmp_path)
+        carried_out(*args)
+
+    monkeypatch.setattr(compare, "carry_out", with_another_one)
     assert "p <= 0.0250" in (first := run(*command, "1", cwd=tmp_path)) and "verdict 1" in first
     assert "p <= 0.0125" in (second := run(*command, "2", cwd=tmp_path)) and "4 runs, 2 to carry out" in second
-    assert "verdict 1" in run(*command, "1", cwd=tmp_path)
+    assert "verdict 1" in run(*command, "1", cwd=tmp_path) and "verdict 2" in run(*command, "2", *exchanged, cwd=tmp_path)
 
 
 @pytest.mark.slow
 def test_classes_and_environments_of_a_module(tmp_path):
+    """Also where the run is played later."""
     (tmp_path / "noise.py").write_text(MODULE)
     command = ["compare", "--env", "Noise-v0", "--algos", "ppg", "mine: own=2", "--gym-packages", "noise", "--defaults"]
     command += ["-n", "512", "--seeds", "1", "--jobs", "2", "-f", "here"]
@@ -116,6 +132,9 @@ def test_classes_and_environments_of_a_module(tmp_path):
     assert set(rows["contestant"]) == {"ppg", "mine: own=2"}
     assert (rows["return_at_end"] == 50).all() and (rows["seconds"] > 0).all()
     assert "here/mine_defaults.yml" in (tmp_path / "here" / "compare.md").read_text()
+    del sys.modules["noise"]
+    (folder,) = (tmp_path / "here").glob("mine_*/0")
+    assert "50.00 +/- 0.00" in run("report", "--run-folder", str(folder), "--gym-packages", "noise", cwd=tmp_path)
     for code, n_runs in ((MODULE, 0), (MODULE.replace("1.0, bool", "2.0, bool"), 2)):
         (tmp_path / "noise.py").write_text(code)
         del sys.modules["noise"]

@@ -143,12 +143,12 @@ def test_an_episode_that_does_not_end_is_cut(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("clock", ["processor", "wall"])
 def test_the_clock_stands_still_during_evaluations(clock, tmp_path):
-    options = dict(sleep=0.05) if clock == "wall" else dict(work=0.05)
+    options = dict(sleep=0.02) if clock == "wall" else dict(work=0.02)
     model = PPO("MlpPolicy", make_vec_env(Remembering, seed=0), **ROLLOUT)
     callback = evaluations.CLOCKS[clock]
     before = callback()
     rows = recorded(model, partial(Remembering, **options), tmp_path, clock=callback, n_episodes=1, n_envs=1)
-    assert rows["seconds"].iloc[-1] < callback() - before - 11 * 5 * 0.05 + 0.1
+    assert rows["seconds"].iloc[-1] < callback() - before - 11 * 5 * 0.02 + 0.1
 
 
 def test_processor_seconds_include_those_of_workers(tmp_path):

@@ -133,7 +133,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("n_contestants", [2, 3, 4, 5, 6])
+@pytest.mark.parametrize("n_contestants", [2, 6])
 def test_equals_are_told_apart_in_at_most_five_of_a_hundred_comparisons(kind, n_contestants, n_simulations=300):
     """Simulate a first verdict and a second one, after as many seeds again."""
     draw = partial(KINDS[kind], np.random.default_rng(0))

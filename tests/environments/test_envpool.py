@@ -10,6 +10,7 @@ from pathlib import Path
 import gymnasium as gym
 import numpy as np
 import pytest
+import rl_zoo3.exp_manager
 from stable_baselines3.common.env_checker import check_env
 from stable_baselines3.common.vec_env import VecFrameStack, VecMonitor, VecNormalize, VecVideoRecorder
 
@@ -262,5 +263,6 @@ def test_zoo_trains_in_envpool_on_the_levels_that_were_asked_for(place, tmp_path
     assert manager.create_envs(1, eval_env=True).unwrapped.options == {"num_levels": 0, "start_level": 0}
     assert arguments.eval_env_kwargs == {"num_levels": 0, "start_level": 0} and not manager.deterministic_eval
     assert not is_deterministic(Namespace(env=manager.env_name, stochastic=False, deterministic=False))
+    assert rl_zoo3.exp_manager.ExperimentManager.is_minigrid("CoinrunHard-v0")  # which `enjoy` and others ask
     assert Path(manager.save_path, "0.monitor.csv").read_text().splitlines()[1] == "r,l,t,level_seed"
     model.env.close()

@@ -18,7 +18,7 @@ from stable_baselines3.common.vec_env import VecFrameStack, VecNormalize
 from sb3_ppg import PPG, MaskablePPG, hub
 from sb3_ppg.errors import HubError, pip_install
 from sb3_ppg.hub.pretrained import ARRAYS, DESCRIPTION
-from sb3_ppg.hub.repository import python_usage
+from sb3_ppg.hub.repository import python_usage, write_repository
 from tests.helpers import SMALL, MaskedEnv, RandomEnv, run_code
 from tests.hub.small_models import BOX, refused, small_model
 from tests.hub_server import HubServer
@@ -100,6 +100,9 @@ def test_files_of_an_earlier_push_are_gone(hub_server, model, tmp_path):
     hub_server.repositories["me/model"].commit("main", {"notes.md": b"mine"}, [])
     hub.push(model, "me/model")
     assert set(hub_server.files("me/model")) == {DESCRIPTION, ARRAYS, "README.md", "notes.md"}
+    (tmp_path / "replay.mp4").write_bytes(b"an older model's film")
+    write_repository(model, tmp_path, "me/model")
+    assert "replay.mp4" not in (tmp_path / "README.md").read_text()
 
 
 # ---- the model card ----

@@ -36,16 +36,17 @@ def figures_closed():
 
 
 @pytest.fixture
-def children_in_place(monkeypatch) -> None:
-    """Scripts that start others by our launcher run them in this process."""
-
-    original = subprocess.call
+def children_in_place(monkeypatch) -> list[list[str]]:
+    """Scripts that start others by our launcher run them in this process, where their commands are in this list."""
+    original, commands = subprocess.call, list[list[str]]()
 
     def call(command: list[str], *args, **kwargs) -> int:
         if command[:3] != [sys.executable, "-m", "sb3_ppg"]:
             assert "enjoy.py" not in command and "rl_zoo3.record_video" not in command
             return original(command, *args, **kwargs)
+        commands.append(command)
         run(*command[3:])
         return 0
 
     monkeypatch.setattr(subprocess, "call", call)
+    return commands

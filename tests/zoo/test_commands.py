@@ -4,6 +4,7 @@ import errno
 import pickle
 import re
 import shutil
+import sys
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,12 +22,13 @@ from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
+from stable_baselines3.common.save_util import load_from_pkl
 
 import sb3_ppg
 from sb3_ppg import PPG
 from sb3_ppg.offline import BCQ, load_dataset
 from sb3_ppg.saving.files import package_version
-from sb3_ppg.zoo import launcher
+from sb3_ppg.zoo import compare, launcher
 from sb3_ppg.zoo.hyperparameters import hyperparameter_file
 from sb3_ppg.zoo.scripts import plot_learning_curve
 from tests.helpers import ROOT, code_blocks, run, run_code
@@ -111,9 +113,13 @@ def test_every_command_makes_the_environment_with_the_options_of_the_hyperparame
 
 
 def test_failed_runs_do_not_hide_the_one_that_has_a_model(run_folder, tmp_path):
-    """Their numbers are not used again, though."""
+    """Their numbers are not used again, though. The one with a model is of an older RL Zoo, which wrote fewer arguments."""
     runs = tmp_path / "logs" / "ppg"
     shutil.copytree(run_folder, runs / "CartPole-v1_1")
+    written = runs / "CartPole-v1_1" / "CartPole-v1" / "args.yml"
+    arguments = yaml.unsafe_load(written.read_text())
+    del arguments["eval_env_kwargs"]
+    written.write_text(yaml.dump(arguments))
     shutil.copytree(run_folder / "CartPole-v1", runs / "CartPole-v1_7" / "CartPole-v1")
     output = run("enjoy", "--env", "CartPole-v1", "--no-render", "-n", "10", "--load-best", cwd=tmp_path)
     assert "Loading logs/ppg/CartPole-v1_1/best_model.zip" in output
@@ -133,7 +139,9 @@ def test_record_training_without_a_system_ffmpeg(trained, run_folder, children_i
     assert sorted(name.split("-ppg-")[0] for name in parts) == [
         *("best-model", "checkpoint-1024", "checkpoint-2048", "final-model")
     ]
-    assert "Error" not in output and n_frames(folder / "training.mp4") == sum(n_frames(folder / name) for name in parts)
+    assert len(children_in_place) == len(parts) and not any("--deterministic" in command for command in children_in_place)
+    assert "Error" not in output
+    assert n_frames(folder / "training.mp4") == sum(n_frames(folder / name) for name in parts)
     assert (folder / "training.gif").read_bytes().startswith(b"GIF8")
 
 
@@ -175,7 +183,7 @@ def test_plots_compare_ppg_with_ppo(trained, run_folder, tmp_path):
     for number in (1, 2):
         shutil.copytree(run_folder, tmp_path / "logs" / "ppg" / f"CartPole-v1_{number}")
         shutil.copytree(trained / "logs" / "ppo" / "CartPole-v1_1", tmp_path / "logs" / "ppo" / f"CartPole-v1_{number}")
-    options = ("-a", "ppg", "ppo", "-e", "CartPole-v1", "-f", "logs")
+    options = ("-a", "ppg", "ppo", "-e", "CartPole-v1")
     assert "CartPole-v1-PPG-logs: 2" in run("all_plots", *options, "-o", "c", "--no-million", cwd=tmp_path)
     assert pickle.loads((tmp_path / "c.pkl").read_bytes())["CartPole-v1"]["PPG-logs"]["last_evals"].shape == (2,)
     plt.close("all")
@@ -203,7 +211,7 @@ def recorded(tmp_path_factory) -> Iterator[Path]:
         options = ("--dataset", "pendulum/new-v0", "-n", "450", "--noise", "0.1", "--stochastic")
         said = run("record_dataset", "--env", "Pendulum-v1", *options, cwd=folder)
         assert "Recorded 450 steps as pendulum/new-v0: 2 whole episodes, mean return -" in said
-        options = ("-n", "30", "--eval-freq", "20", "--save-freq", "20", "--progress", "--seed", "0")
+        options = ("-n", "30", "--eval-freq", "20", "--save-freq", "20", "--progress", "--seed", "0", "--save-replay-buffer")
         run("train", *BCQ_SMALL, "--dataset", "pendulum/new-v0", *options, cwd=folder)
         yield folder
 
@@ -215,14 +223,17 @@ def test_a_recording_has_the_agents_environment(recorded):
 
 
 def test_bcq_is_trained_continued_evaluated_and_recorded(recorded):
+    """It continues with other data, although the old ones are in its folder."""
     folder = recorded / "logs/bcq/Pendulum-v1_1"
     assert "pendulum/new-v0" in (folder / "Pendulum-v1/config.yml").read_text()
     assert BCQ.load(folder / "Pendulum-v1.zip").num_timesteps == 30
     assert np.load(folder / "evaluations.npz")["timesteps"].tolist() == [20]
-    continued = ("-n", "10", "-i", str(folder / "Pendulum-v1.zip"))
-    run("train", *BCQ_SMALL, "--dataset", "pendulum/new-v0", *continued, cwd=recorded)
+    run("record_dataset", "--env", "Pendulum-v1", "--dataset", "pendulum/short-v0", "-n", "250", cwd=recorded)
+    continued = ("-n", "10", "-i", str(folder / "Pendulum-v1.zip"), "--save-replay-buffer")
+    run("train", *BCQ_SMALL, "--dataset", "pendulum/short-v0", *continued, cwd=recorded)
     newest = max((recorded / "logs/bcq").glob("*/Pendulum-v1.zip"), key=lambda path: path.stat().st_mtime)
     assert BCQ.load(newest)._n_updates == 40
+    assert load_from_pkl(newest.with_name("replay_buffer.pkl")).size() == 250
     said = run("report", *BCQ_AGENT, "--episodes", "1", cwd=recorded)  # its monitor file has no rows
     assert "Mean return over 1 episodes" in said and "has no training episodes and no evaluations.npz" in said
     run("enjoy", *BCQ_AGENT, "-n", "5", "--no-render", cwd=recorded)
@@ -234,6 +245,18 @@ def test_bcq_is_searched(recorded):
     options = "--dataset pendulum/new-v0 -optimize --n-trials 1 -n 10 --n-evaluations 1 --eval-episodes 1 --no-optim-plots"
     said = run("train", *BCQ_SMALL, *options.split(), cwd=recorded)  # an episode has more steps than the training has updates
     assert "The best trial is number 0" in said and "given up" not in said
+
+
+def test_a_comparison_reads_the_hyperparameters_of_a_module_afresh_and_takes_a_data_set(tmp_path, monkeypatch):
+    (tmp_path / "my_settings.py").write_text('hyperparams = {"Pendulum-v1": dict(policy="MlpPolicy", n_timesteps=1)}')
+    monkeypatch.syspath_prepend(tmp_path)
+    for options, names, found in (
+        ("-conf ppg:my_settings", ("ppg: n_epochs=1", "ppg"), [dict(n_epochs=1), {}]),
+        ("--dataset pendulum/new-v0 -conf bcq:my_settings", ("bcq",), [dict(dataset="pendulum/new-v0")]),
+    ):
+        monkeypatch.setattr(sys, "argv", f"compare --env Pendulum-v1 {options}".split())
+        args, _ = compare.parse()
+        assert [compare.contestant(name, args)[2] for name in names] == [dict(policy="MlpPolicy") | own for own in found]
 
 
 # ---- the launcher ----
@@ -263,6 +286,10 @@ def broken(trained, tmp_path_factory) -> Path:
         ("train --storage study.log --study-name ppg --trial-id 7", "no such trial of study 'ppg' in study.log"),
         ("train --trial-id 1", "use --storage and --study-name"),
         ("train -conf mine.yml", "'n_aux_epoch' (in mine.yml, on the command line or in a study); nearest: n_aux_epochs"),
+        ("train --algo dna --env PongNoFrameskip-v4", "has no hyperparameters for PongNoFrameskip-v4: write an entry"),
+        ("train --env Pendulum-v1 -conf mine.yml", "mine.yml has no hyperparameters for Pendulum-v1: write an entry"),
+        ("train -optimize -i logs/ppg/CartPole-v1_1/CartPole-v1.zip", "-i is for trainings: a search begins"),
+        ("train --env Pendulum-v1 -params noise_type:'normal' noise_std:0.1", "PPG has no hyperparameter 'noise_"),
         ("enjoy --env Pendulum-v1", "No model found for ppg on Pendulum-v1"),
         ("enjoy --load-checkpoint 1025", "1025_steps.zip; nearest: logs/ppg/CartPole-v1_1/rl_model_1024_steps.zip"),
         ("report --exp-id 7", "CartPole-v1_7 folder was not found; there are logs/ppg/CartPole-v1_1/"),
@@ -274,6 +301,9 @@ def broken(trained, tmp_path_factory) -> Path:
         ("compare --env CartPole-v1 -n 9 -params learning_rate:'3e-4'", "`learning_rate`='3e-4' cannot work (in "),
         ("compare --env CartPole-v1 -n 9 -params n_aux_epochs:3", "PPO has no hyperparameter 'n_aux_epochs' (in "),
         ("compare --env CartPole-v1 -n 9 -conf pgp:mine.yml", "write ALGO:FILE, for algorithms that are compared"),
+        ("compare --env CartPole-v1 --algo ppg", "--algo cannot work: use --algos, --seeds, and -f for the folder"),
+        ("compare --env CartPole-v1 --seed=3", "--seed=3 cannot work: use --algos"),
+        ("load_from_hub --algo ppo --env CartPole-v1 --revision 1a2b", "--revision and --allow cannot work: RL Zoo fetches"),
         ("benchmark --no-hub --log-dir logz", "benchmark: [Errno 2] No such file or directory: 'logz'"),
         ("push_to_hub --algo ppo --env CartPole-v1 -orga me", "--algo ppo cannot work: models of ppg, "),
         ("tain", "there is no script tain; nearest: train"),

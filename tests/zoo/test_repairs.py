@@ -80,7 +80,8 @@ AGENT = ("--algo", "ppg", "--env", "Mine/Pole-v0", "-f", "logs", "--exp-id", "1"
 
 def children_through_our_launcher() -> None:
     assert child_of("benchmark", "--log-dir", "logs", "--no-hub")[:2] == ["python", "enjoy.py"]
-    assert child_of("record_training", *AGENT)[:3] == ["python", "-m", "rl_zoo3.record_video"]
+    child = child_of("record_training", *AGENT)
+    assert child[:3] == ["python", "-m", "rl_zoo3.record_video"] and "--deterministic" in child
 
 
 def names_of_folders() -> None:

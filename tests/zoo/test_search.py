@@ -46,17 +46,18 @@ def test_every_sampled_model_can_be_made(algo):
 
 
 def test_a_short_search_is_warned_of_and_runs(tmp_path):
-    """Also where the file has an auxiliary batch that is longer than the phases."""
+    """Also where the file has an auxiliary batch that is longer than the phases, and the network that the images need."""
     options = "-optimize -n 50 --n-trials 1 --eval-episodes 1 --n-evaluations 1 --no-optim-plots -params n_envs:1"
-    assert yaml.safe_load(hyperparameter_file("ppg").read_text())["Pendulum-v1"]["aux_batch_size"] > 64
+    assert yaml.safe_load(hyperparameter_file("ppg").read_text())["minatar"]["aux_batch_size"] > 64
     with pytest.warns(UserWarning, match="budget of 50 steps ends after 1 auxiliary phase,"):
-        output = run("train", "--env", "Pendulum-v1", *options.split(), cwd=tmp_path)
+        output = run("train", "--env", "MinAtar/Breakout-v1", *options.split(), cwd=tmp_path)
     assert "Number of finished trials:  1" in output and "with --storage" in output
 
 
 def test_optimize_and_train_a_trial_again(tmp_path):
     """A study in a journal, with pruning; trials are made again by ``--trial-id``, the best one by what the search says."""
-    study = ("--env", "CartPole-v1", "--storage", "journal.log", "--study-name", "ppg", "-params", "n_envs:2")
+    study = ("--env", "CartPole-v1", "--storage", "journal.log", "--study-name", "ppg")
+    study += ("-params", "n_envs:2", "policy_kwargs:dict(ortho_init=False)")
     output = run(
         *("train", "-optimize", *study, "-n", "600", "--n-trials", "5", "--n-startup-trials", "1", "--n-evaluations", "3"),
         *("--eval-episodes", "1", "--sampler", "tpe", "--pruner", "halving", "--seed", "1"),
@@ -68,7 +69,7 @@ def test_optimize_and_train_a_trial_again(tmp_path):
     for chosen in (trial.user_attrs for trial in trials):
         assert 3 * 2 * chosen["n_steps"] * chosen["n_policy_iterations"] <= 600
     (best, said) = re.search(r"The best trial is number (\d+); train it with (.*)", output).groups()
-    env, params = study[:2], study[-2:]
+    env, params = study[:2], study[-3:]
     assert "-n" not in said.split() and {*study} - {*env, *params} <= {*said.split()}
     commands = [["--trial-id", "0", *study], study, [*env, *said.split(), *params]]
     commands = [(number, ["train", *options]) for number, options in zip((0, int(best), int(best)), commands, strict=True)]
@@ -77,4 +78,5 @@ def test_optimize_and_train_a_trial_again(tmp_path):
         model = PPG.load(tmp_path / f"again{place}" / "ppg" / "CartPole-v1_1" / "CartPole-v1.zip", device="cpu")
         for name, value in CONVERTERS["ppg"](trials[number].params).items():
             made = getattr(model, name)
+            value = value | dict(ortho_init=False) if name == "policy_kwargs" else value
             assert (made(1.0) if callable(made) else made) == value, name

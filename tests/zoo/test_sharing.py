@@ -282,8 +282,8 @@ def test_an_agent_is_as_good_as_its_card_says(folder, tmp_path):
     algo, env_name = folder.parent.name, EnvironmentName(json.loads((folder / ZOO).read_text())["env_id"])
     options = ["--algo", algo, "-f", str(tmp_path), "--device", "cpu"]
     unpack(folder, algo, env_name, tmp_path / algo / f"{env_name}_1")
-    args = agent_parser("", n_episodes=5).parse_args(options)
-    args.env = env_name
+    args = agent_parser("").parse_args(options)
+    args.env, args.episodes = env_name, 5
     with patched():
         evaluation = evaluate(*load_agent(args)[:2], args)
     assert evaluation.deterministic == deterministic
