@@ -10,15 +10,14 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pandas as pd
-import yaml
 from gymnasium.wrappers import TransformReward
 from typing_extensions import override
 
-from benchmarks.harness import Experiment, Outcome, Report, machines
+from benchmarks.harness import Experiment, Outcome, Report, machines, trained
 from sb3_ppg import PPG
 from sb3_ppg.comparison.report import page, table
-from sb3_ppg.comparison.runs import Run
 from sb3_ppg.zoo.diagnosis import medians, signs
+from sb3_ppg.zoo.hyperparameters import hyperparameter_file
 
 GOOD, SPOILED, NONE = "good", "spoiled", "none"
 DEFAULTS, ENTRY = "defaults", "ppg.yml"  # hyperparameters: the constructor's, or the entry of `hyperparams/ppg.yml`
@@ -35,8 +34,8 @@ class HiddenLimit(gym.Wrapper):
         return obs, reward, terminated or truncated, False, info
 
 
-def hidden_limit(base: str, limit: int | None = None) -> gym.Env:
-    return HiddenLimit(gym.make(base, max_episode_steps=limit))
+def hidden_limit(base: str) -> gym.Env:
+    return HiddenLimit(gym.make(base))
 
 
 def scaled_rewards(base: str, scale: float) -> gym.Env:
@@ -47,61 +46,52 @@ gym.register(HIDDEN, f"{__name__}:hidden_limit")
 gym.register(SCALED, f"{__name__}:scaled_rewards")
 
 
-# Kind, environment, hyperparameters, steps, changes to these, options of the environment, seeds, first bound of the right sign
+# Kind, environment, hyperparameters, steps, changes to these, options of the environment, first bound of the right sign
 RAW = "normalize_value_targets:False"
 CASES = [
-    (GOOD, "CartPole-v1", DEFAULTS, 40_960, NONE, NONE, [0], NONE),
-    (GOOD, "CartPole-v1", ENTRY, 100_000, NONE, NONE, [0], NONE),
-    (GOOD, "Pendulum-v1", DEFAULTS, 61_440, NONE, NONE, [0], NONE),
-    (GOOD, "Pendulum-v1", ENTRY, 100_000, NONE, NONE, [0], NONE),
-    (GOOD, "Hopper-v5", DEFAULTS, 40_960, NONE, NONE, [0], NONE),
-    (GOOD, "MountainCarContinuous-v0", ENTRY, 20_000, NONE, NONE, [0], NONE),
-    (GOOD, "LunarLander-v3", ENTRY, 200_000, NONE, NONE, [0], NONE),
-    (GOOD, "Acrobot-v1", ENTRY, 200_000, NONE, NONE, [0], NONE),
-    (GOOD, SCALED, DEFAULTS, 24_576, NONE, "base:'CartPole-v1' scale:1e5", [0], NONE),
-    (SPOILED, SCALED, DEFAULTS, 20_480, NONE, "base:'CartPole-v1' scale:1e-6", [0], NONE),
-    (SPOILED, SCALED, DEFAULTS, 20_480, RAW, "base:'CartPole-v1' scale:1e5", [0], "train/grad_norm"),
-    (SPOILED, SCALED, DEFAULTS, 12_288, RAW, "base:'Pendulum-v1' scale:1e5", [0], "train/grad_norm"),
-    (SPOILED, "CartPole-v1", DEFAULTS, 40_960, "learning_rate:1e-2", NONE, [0], "train/approx_kl"),
-    (SPOILED, "Pendulum-v1", DEFAULTS, 30_720, "learning_rate:1e-2", NONE, [0], "train/approx_kl"),
-    (SPOILED, "LunarLander-v3", DEFAULTS, 16_384, "learning_rate:1e-2", NONE, [0], "train/approx_kl"),
-    (SPOILED, "Hopper-v5", DEFAULTS, 12_288, "learning_rate:1e-2", NONE, [0], "train/approx_kl"),
-    (SPOILED, "Pendulum-v1", DEFAULTS, 40_960, "n_aux_epochs:1", NONE, [0], "aux/optimizer_steps"),
-    (SPOILED, "LunarLander-v3", DEFAULTS, 28_672, "n_aux_epochs:1", NONE, [0], "aux/optimizer_steps"),
-    (SPOILED, "CartPole-v1", DEFAULTS, 24_576, "n_aux_epochs:1", NONE, [0], "aux/optimizer_steps"),
-    (SPOILED, "CartPole-v1", DEFAULTS, 65_536, "batch_size:4096 n_epochs:1 n_steps:4096", NONE, [0], "train/approx_kl"),
-    (SPOILED, "LunarLander-v3", DEFAULTS, 20_480, "ent_coef:-1.0", NONE, [0], "train/entropy_loss"),
-    (SPOILED, "CartPole-v1", DEFAULTS, 16_384, "ent_coef:-1.0", NONE, [0], NONE),
-    (SPOILED, "CartPole-v1", DEFAULTS, 20_480, "ent_coef:-0.1", NONE, [0], NONE),
-    (SPOILED, "Pendulum-v1", DEFAULTS, 20_480, "policy_kwargs:dict(log_std_init=-5)", NONE, [0], "train/std"),
-    (SPOILED, HIDDEN, DEFAULTS, 16_384, NONE, "base:'Pendulum-v1'", [0], "rollout/hidden_limit"),
+    (GOOD, "CartPole-v1", DEFAULTS, 40_960, NONE, NONE, NONE),
+    (GOOD, "CartPole-v1", ENTRY, 100_000, NONE, NONE, NONE),
+    (GOOD, "Pendulum-v1", DEFAULTS, 61_440, NONE, NONE, NONE),
+    (GOOD, "Pendulum-v1", ENTRY, 100_000, NONE, NONE, NONE),
+    (GOOD, "Hopper-v5", DEFAULTS, 40_960, NONE, NONE, NONE),
+    (GOOD, "MountainCarContinuous-v0", ENTRY, 20_000, NONE, NONE, NONE),
+    (GOOD, "LunarLander-v3", ENTRY, 200_000, NONE, NONE, NONE),
+    (GOOD, "Acrobot-v1", ENTRY, 200_000, NONE, NONE, NONE),
+    (GOOD, SCALED, DEFAULTS, 24_576, NONE, "base:'CartPole-v1' scale:1e5", NONE),
+    (SPOILED, SCALED, DEFAULTS, 20_480, NONE, "base:'CartPole-v1' scale:1e-6", NONE),
+    (SPOILED, SCALED, DEFAULTS, 20_480, RAW, "base:'CartPole-v1' scale:1e5", "train/grad_norm"),
+    (SPOILED, SCALED, DEFAULTS, 12_288, RAW, "base:'Pendulum-v1' scale:1e5", "train/grad_norm"),
+    (SPOILED, "CartPole-v1", DEFAULTS, 40_960, "learning_rate:1e-2", NONE, "train/approx_kl"),
+    (SPOILED, "Pendulum-v1", DEFAULTS, 30_720, "learning_rate:1e-2", NONE, "train/approx_kl"),
+    (SPOILED, "LunarLander-v3", DEFAULTS, 16_384, "learning_rate:1e-2", NONE, "train/approx_kl"),
+    (SPOILED, "Hopper-v5", DEFAULTS, 12_288, "learning_rate:1e-2", NONE, "train/approx_kl"),
+    (SPOILED, "Pendulum-v1", DEFAULTS, 40_960, "n_aux_epochs:1", NONE, "aux/optimizer_steps"),
+    (SPOILED, "LunarLander-v3", DEFAULTS, 28_672, "n_aux_epochs:1", NONE, "aux/optimizer_steps"),
+    (SPOILED, "CartPole-v1", DEFAULTS, 24_576, "n_aux_epochs:1", NONE, "aux/optimizer_steps"),
+    (SPOILED, "CartPole-v1", DEFAULTS, 65_536, "batch_size:4096 n_epochs:1 n_steps:4096", NONE, "train/approx_kl"),
+    (SPOILED, "LunarLander-v3", DEFAULTS, 20_480, "ent_coef:-1.0", NONE, "train/entropy_loss"),
+    (SPOILED, "CartPole-v1", DEFAULTS, 16_384, "ent_coef:-1.0", NONE, NONE),
+    (SPOILED, "CartPole-v1", DEFAULTS, 20_480, "ent_coef:-0.1", NONE, NONE),
+    (SPOILED, "Pendulum-v1", DEFAULTS, 20_480, "policy_kwargs:dict(log_std_init=-5)", NONE, "train/std"),
+    (SPOILED, HIDDEN, DEFAULTS, 16_384, NONE, "base:'Pendulum-v1'", "rollout/hidden_limit"),
 ]
 
 
 def wanted() -> list[dict[str, Any]]:
     """Return all runs."""
-    names = ("kind", "env_id", "settings", "steps", "changes", "env_kwargs", "right", "seed")
-    return [dict(zip(names, (*case, right, seed), strict=True)) for *case, seeds, right in CASES for seed in seeds]
+    names = ("kind", "env_id", "settings", "steps", "changes", "env_kwargs", "right")
+    return [dict(zip(names, case, strict=True), seed=0) for case in CASES]
 
 
 def train(run: dict[str, Any], folder: Path) -> Outcome:
     """Train, and return the medians of the log."""
-    settings = folder / "defaults.yml"
-    settings.write_text(yaml.safe_dump({run["env_id"]: dict(policy="MlpPolicy", n_timesteps=run["steps"])}))
-    words = ["--env", run["env_id"], "-n", str(run["steps"]), "--seed", str(run["seed"]), "--eval-freq", "-1"]
-    words += ["-conf", str(settings)] if run["settings"] == DEFAULTS else []
-    words += ["--verbose", "0", "--gym-packages", "benchmarks.diagnosis"]
-    words += [] if run["env_kwargs"] == NONE else ["--env-kwargs", *run["env_kwargs"].split()]
-    done = Run(folder / "run", words, run["steps"], [] if run["changes"] == NONE else run["changes"].split())
-    if not done.is_finished:
-        done.finish(done.start().wait())
-    return row_of(done.folder, run["env_id"]), None
-
-
-def row_of(folder: Path, env_id: str) -> dict[str, Any]:
-    """Return the medians of a run, and its return at the end."""
-    model = PPG.load(folder / f"{env_id}.zip", device="cpu")
-    return {name: float(f"{value:.4g}") for name, value in medians(folder, model.action_space).items()}
+    options = ["--verbose", "0", "--gym-packages", "benchmarks.diagnosis"]
+    options += ["-conf", str(hyperparameter_file("ppg"))] if run["settings"] == ENTRY else []
+    options += [] if run["env_kwargs"] == NONE else ["--env-kwargs", *run["env_kwargs"].split()]
+    params, network = [] if run["changes"] == NONE else run["changes"].split(), dict(policy="MlpPolicy")
+    done = trained(folder, "ppg", run["env_id"], network, run["seed"], run["steps"], *options, params=params)
+    found = medians(done.folder, PPG.load(done.folder / f"{run['env_id']}.zip", device="cpu").action_space)
+    return {name: float(f"{value:.4g}") for name, value in found.items() if not name.startswith("time/")}, None
 
 
 def named(row: Mapping[str, Any]) -> list[str]:

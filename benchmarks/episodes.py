@@ -53,8 +53,7 @@ def curve(run: Run, n_latest: int = 20, n_points: int = 50) -> pd.DataFrame:
     return points.assign(steps=grid[n_over > 0]).reset_index(drop=True)
 
 
-def evaluation(run: Run) -> tuple[float, float]:
-    """Return the mean and the standard deviation of the returns in RL Zoo's latest evaluation."""
+def evaluation(run: Run) -> float:
+    """Return the mean of the returns in RL Zoo's latest evaluation."""
     with np.load(run.folder / "evaluations.npz") as evaluations:
-        returns = evaluations["results"][-1]
-    return round(float(returns.mean()), 2), round(float(returns.std()), 2)
+        return round(float(evaluations["results"][-1].mean()), 2)

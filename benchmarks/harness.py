@@ -36,7 +36,6 @@ RESULTS = Path(__file__).parent / "results"
 LOGS = Path("logs/benchmarks")
 Outcome = tuple[dict[str, Any], pd.DataFrame | None]  # columns of a row; a learning curve with column "steps"
 Report = Mapping[str, str | Figure]  # pages and pictures, by file name
-COLORS = {"PPO": "tab:red", "PPG": "tab:blue"}  # in all pictures; also of their variants
 
 
 def commit() -> str:
@@ -81,17 +80,17 @@ def trained(
     return run
 
 
-def take_turns(contestants: Mapping[str, tuple], n_turns: int = 5) -> pd.DataFrame:
+def take_turns(contestants: Mapping[str, tuple]) -> pd.DataFrame:
     """
     Measure contestants alternately, each in its own process, so that what the machine does meanwhile falls on all of them.
 
     :param contestants: by name, a function that makes a measurement, and its arguments
-    :return: a row per turn and contestant, with what it measured, except turn 0
+    :return: a row for each of five turns and each contestant, with what it measured; turn 0, before them, is for warming up
     """
     rows: list[dict[str, Any]] = []
     with ExitStack() as stack:
         processes = {name: stack.enter_context(ProcessPoolExecutor(1, get_context("spawn"))) for name in contestants}
-        for turn in range(n_turns + 1):
+        for turn in range(6):
             for name, process in processes.items():
                 rows.append({"contestant": name, "turn": turn, **process.submit(_measure, *contestants[name]).result()})
                 print(rows[-1], flush=True)
@@ -229,18 +228,17 @@ class Experiment:
 
 
 def _append(file: Path, table: pd.DataFrame) -> None:
-    """Add rows to a CSV file, in the order of its columns."""
+    """Add rows to a CSV file, in the order of its columns; a column that it lacks is added, with empty cells."""
     if file.exists():
-        table = table.reindex(columns=pd.read_csv(file, nrows=0).columns)  # some values are not logged in each run
+        known = pd.read_csv(file, nrows=0).columns
+        columns = known.append(table.columns.difference(known, sort=False))
+        if len(columns) > len(known):
+            pd.read_csv(file, dtype=str, keep_default_na=False).reindex(columns=columns).to_csv(file, index=False)
+        table = table.reindex(columns=columns)
     table.to_csv(file, mode="a", index=False, header=not file.exists())
 
 
 # ---- reports ----
-
-
-def listed(values: Iterable[float], digits: int = 1) -> str:
-    """Return numbers with commas between them."""
-    return ", ".join(f"{value:.{digits}f}" for value in values)
 
 
 def machines(rows: pd.DataFrame) -> str:

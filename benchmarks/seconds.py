@@ -60,7 +60,7 @@ def train(run: dict[str, Any], folder: Path) -> Outcome:
 
 def comparison(is_compiled: bool = False) -> Comparison:
     """
-    Return the runs of part 4, in the suites' form.
+    Return the runs in the suites' form.
 
     :param is_compiled: whether PPG has the speed of compiled updates
     """

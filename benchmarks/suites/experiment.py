@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
 from benchmarks.episodes import curve, evaluation
-from benchmarks.harness import COLORS, RESULTS, Experiment, Outcome, Report, listed, machines
+from benchmarks.harness import RESULTS, Experiment, Outcome, Report, machines
 from benchmarks.scores import Task, improvements
 from benchmarks.suites.contestants import CONTESTANTS, LEADING, TASKS, Training, contestants_on
 from sb3_ppg.comparison.report import draw_seeds, finish, page, table
@@ -53,7 +53,7 @@ def train(run: Training, folder: Path) -> Outcome:
     steps, seconds = points[["steps", "seconds"]].iloc[-1]
     row = dict(
         train_return=round(float(episodes["return"].tail(LAST_EPISODES).mean()), 3),
-        test_return=evaluation(done)[0] if is_tested else None,
+        test_return=evaluation(done) if is_tested else None,
         seconds=round(seconds),
         steps_per_second=round(steps / seconds),
         test_episodes=TEST_EPISODES if is_tested else None,
@@ -148,7 +148,8 @@ class Comparison(NamedTuple):
         others = {name: own for name, own in scores.items() if name != BASELINE}
         better = improvements(others, scores[BASELINE]) if BASELINE in scores else {}
         for name in sorted(returns, key=list(CONTESTANTS).index):
-            seeds = [listed(returns[name][task.env_id], 2 if task.high <= 1 else 1) for task in self.tasks]
+            digits = [(task, 2 if task.high <= 1 else 1) for task in self.tasks]
+            seeds = [", ".join(f"{value:.{n}f}" for value in returns[name][task.env_id]) for task, n in digits]
             taken = self.rows[self.rows["contestant"] == name].groupby("task")["seconds"].mean()
             speed = f"{self.n_timesteps * len(taken) / taken.sum():,.0f}"
             rows.append([name, *seeds, means.get(name, ""), better.get(name, ""), speed])
@@ -167,11 +168,12 @@ class Comparison(NamedTuple):
 
     def draw(self, axes: Sequence[Axes], tasks: Sequence[Task], title: str, ylabel: str, as_scores: bool) -> None:
         """Draw the leading contestants' means over tasks, against environment steps and against the mean of their seconds."""
+        colors = {"PPO": "tab:red", "PPG": "tab:blue"}
         for name in LEADING:
             mean, seconds = self.mean_curves(name, tasks, as_scores)
             if len(mean) > 0:
-                draw_seeds(axes[0], mean, name, COLORS[name])
-                draw_seeds(axes[1], mean.set_axis(seconds), name, COLORS[name])
+                draw_seeds(axes[0], mean, name, colors[name])
+                draw_seeds(axes[1], mean.set_axis(seconds), name, colors[name])
         for panel, against in zip(axes, ("environment steps", "seconds of one core"), strict=True):
             panel.xaxis.set_major_formatter(EngFormatter(sep=""))
             finish(panel, title, against, ylabel, legend="upper left")
