@@ -141,7 +141,8 @@ class Actions:
         low, high = bounds(self.space)
         low = np.where(np.isfinite(low), low, np.minimum(high, 1.0) - 2.0) + np.zeros(self.space.shape)
         high = np.where(np.isfinite(high), high, low + 2.0)
-        examples = low + np.array([0.0, 0.3, 0.5, 1.0]).reshape(-1, *[1] * low.ndim) * (high - low)
+        shares = np.array([0.0, 0.3, 0.5, 1.0]).reshape(-1, *[1] * low.ndim)
+        examples = (1 - shares) * low + shares * high  # their difference may be too large
         actions = th.as_tensor(examples, device="cpu").to(dtype_of(self.space))
         examples = actions.numpy().astype(np.float64)  # in the precision of the space
         problem = f"`distribution_class`={type(distribution).__name__} cannot work: {type(self).__name__}.for_environments"

@@ -67,6 +67,18 @@ class MaskablePhasicActorCriticPolicy(PhasicActorCriticPolicy):
         return evaluation
 
     @override
+    def predict(  # type: ignore[override]
+        self,
+        observation: np.ndarray | dict[str, np.ndarray],
+        state: tuple[np.ndarray, ...] | None = None,
+        episode_start: np.ndarray | None = None,
+        deterministic: bool = False,
+        action_masks: np.ndarray | None = None,
+    ) -> tuple[np.ndarray, tuple[np.ndarray, ...] | None]:
+        """Choose actions as ``PhasicActorCriticPolicy`` does, under masks, which may be the fifth argument."""
+        return super().predict(observation, state, episode_start, deterministic, action_masks=action_masks)
+
+    @override
     def network_inputs(self, batch: Any) -> tuple:
         return batch.observations, batch.action_masks
 

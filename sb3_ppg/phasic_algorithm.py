@@ -4,7 +4,7 @@ import copy
 import inspect
 import io
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -34,14 +34,14 @@ from sb3_ppg.buffers.replay import RolloutReplay
 from sb3_ppg.buffers.rollout_buffers import with_vector_rewards
 from sb3_ppg.buffers.rollouts import RolloutEnd, compute_advantages, store_floats
 from sb3_ppg.callbacks import without_rank_zero_callbacks
-from sb3_ppg.distributed import rank
+from sb3_ppg.distributed import n_processes, rank
 from sb3_ppg.environments.vec_envs import GymnasiumVecEnv
 from sb3_ppg.environments.vector_rewards import RewardReader, mean_vector_return, tell_weights
 from sb3_ppg.environments.watched import TimeLimits, check_first_observations, innermost, normalizers, statistics_protected
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.objectives import find_objective, make_objective, objective_name
 from sb3_ppg.offline.warm_start import fit_to_data
-from sb3_ppg.optim.diagnostics import logger_of_run, record_all
+from sb3_ppg.optim.diagnostics import Everywhere, forget_written, logger_of_run, record_all
 from sb3_ppg.phasic_interface import PhasicInterface
 from sb3_ppg.play import Player
 from sb3_ppg.policies import MlpPolicy
@@ -56,8 +56,6 @@ from sb3_ppg.training.checks import (
 )
 from sb3_ppg.training.collecting import as_stored, check_log_probs, collect_steps
 from sb3_ppg.training.session import Session, training
-
-WRITTEN = ("stdout", "log", "json", "csv", "tensorboard")  # SB3's names of all outputs of a log
 
 
 class PhasicAlgorithm(PhasicInterface):
@@ -101,8 +99,8 @@ class PhasicAlgorithm(PhasicInterface):
         spaces_ = (self.observation_space, self.action_space)
         with type_errors_explained(policy, policy_kwargs):
             self.policy = policy(*spaces_, self.lr_schedule, use_sde=self.use_sde, **policy_kwargs).to(self.device)
-        self._maybe_recommend_cpu()
-        self.reward_reader = None if self.n_reward_components is None else RewardReader(self.n_reward_components)
+        self._maybe_recommend_cpu(MlpPolicy.__name__)
+        self.reward_reader = None if n_components is None else RewardReader(n_components)
         self.time_limits = TimeLimits()
         store_floats(self.rollout_buffer, self.env)
         self.policy.mixed_precision = self.mixed_precision
@@ -114,7 +112,7 @@ class PhasicAlgorithm(PhasicInterface):
         parameters = parameters_of(self.policy.optimizer)
         trained = [*parameters, *self.objective.trained_with_policy()]
         # The policy's own optimizer is the one of the policy (or joint) epochs
-        self.value_optimizer = self.policy.make_optimizer(self.value_lr_schedule(1), parameters)
+        self.value_optimizer = self.policy.make_optimizer(self.value_lr_schedule(1), trained)
         self.aux_optimizer = self.policy.make_optimizer(self.aux_lr_schedule(1), trained)
         if len(trained) > len(parameters):
             self.policy.optimizer = self.policy.make_optimizer(self.lr_schedule(1), trained)
@@ -191,13 +189,18 @@ class PhasicAlgorithm(PhasicInterface):
             if self.prior == SELF:
                 self.set_prior(SELF)
             name = tb_log_name or type(self).__name__
+            self.session.is_logged = log_interval is not None
             super().learn(total_timesteps, callback, log_interval, name, reset_num_timesteps, progress_bar)
-            if log_interval is not None and self.logger.name_to_value:
-                values = dict(self.logger.name_to_value)
-                self.dump_logs()  # SB3 dumps the log before each update; without this the last update's values would be lost
-                for name, value in values.items():  # these stay readable, and are not written again
-                    self.logger.record(name, value, exclude=WRITTEN)
         return self
+
+    def _log_and_end(self, on_training_end: Callable[[], None]) -> None:
+        """End a run, after its last values have been written, which SB3 would lose: it dumps the log before each update."""
+        if self.session.is_logged and self.logger.name_to_value:
+            values = dict(self.logger.name_to_value)
+            self.dump_logs()
+            for name, value in values.items():  # these stay readable, and are not written again
+                self.logger.record(name, value, exclude=Everywhere())
+        on_training_end()
 
     def warm_start(
         self, dataset: Any, agent: Any = None, n_epochs: int = 10, batch_size: int = 256, fit_std: bool = True
@@ -267,6 +270,12 @@ class PhasicAlgorithm(PhasicInterface):
                 self._log_folder = self._logger.dir or ""
             with patch.object(self, "_custom_logger", True):  # so that SB3 makes no other
                 started = super()._setup_learn(total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar)
+            if self.num_timesteps == 0:
+                self._warmup_end = self.n_value_warmup * self.n_steps * self.n_envs * n_processes()
+            forget_written(self.logger)
+            if self.session is not None:
+                ended = partial(self._log_and_end, started[1].on_training_end)
+                self.session.undone.enter_context(patch.object(started[1], "on_training_end", ended))
             if not self.allow_nonfinite_observations:
                 check_first_observations(self.env, self._last_obs)
         return started
@@ -276,10 +285,6 @@ class PhasicAlgorithm(PhasicInterface):
         super()._update_current_progress_remaining(num_timesteps, total_timesteps)
         # The last rollout may exceed the budget, where a linear schedule would be negative
         self._current_progress_remaining = max(0.0, self._current_progress_remaining)
-
-    @override
-    def _maybe_recommend_cpu(self, mlp_class_name: str = MlpPolicy.__name__) -> None:
-        super()._maybe_recommend_cpu(mlp_class_name)
 
     @override
     def set_env(self, env: GymEnv, force_reset: bool = True) -> None:
@@ -382,7 +387,7 @@ class PhasicAlgorithm(PhasicInterface):
         with checked_model_file(path, cls, given) as file, nullcontext() if "seed" in kwargs else generators_kept():
             try:
                 model = super().load(file, *args, **kwargs)
-            except ValueError as error:
+            except (ValueError, RuntimeError) as error:
                 if "objective_class" not in kwargs or isinstance(error, ArgumentError):
                     raise
                 name = objective_name(kwargs["objective_class"])
@@ -449,7 +454,7 @@ class PhasicAlgorithm(PhasicInterface):
 
     @override
     def _excluded_save_params(self) -> list[str]:
-        own = ("aux_buffer", "replay", "objective", "rollout_end", "session", "compiled_training", "_fitting_micro_batch_size")
+        own = ["aux_buffer", "replay", "objective", "rollout_end", "session", "compiled_training", "_fitting_micro_batch_size"]
         return [*super()._excluded_save_params(), *own, "memory", "reward_reader", "time_limits"]
 
     @override

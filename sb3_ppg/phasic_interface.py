@@ -77,6 +77,7 @@ class PhasicInterface(OnPolicyAlgorithm):
     memory: dict[str, th.Tensor]  # of the policy before the next step, (n_envs, ...) by name; empty without memory
     _last_obs: Any
     _last_episode_starts: Any
+    _warmup_end: int = 0  # number of steps, with the environments with which the run began
     _compiles_updates: bool | None = None  # in the latest run
     _log_folder: str = ""  # of the latest run's logger
     # Numbers of stored and replayed rollouts that a loaded model is waiting for; None once they have been loaded or given up
@@ -216,8 +217,7 @@ class PhasicInterface(OnPolicyAlgorithm):
     @property
     def is_warming_up(self) -> bool:
         """True while the latest rollout trains the value function alone, see ``n_value_warmup``."""
-        n_warmup = self.n_value_warmup * self.n_steps * self.n_envs * n_processes()
-        return n_warmup > 0 and self.num_timesteps <= n_warmup
+        return 0 < self.num_timesteps <= self._warmup_end
 
     @property
     def aux_lr_schedule(self) -> Schedule:

@@ -16,7 +16,7 @@ from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 from typing_extensions import override
 
 from sb3_ppg.arrays import map_arrays
-from sb3_ppg.buffers.rollouts import Observations, smallest_observations
+from sb3_ppg.buffers.rollouts import Observations
 from sb3_ppg.environments.watched import only_normalizer, statistics
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.phasic_interface import PhasicInterface
@@ -50,7 +50,6 @@ class Prior:
         self.actions = model.policy.actions
         self.states: Any = None  # of LSTMs
         self._waiting: list[Any] = []  # observations, episode starts and masks of the steps before the next forward pass
-        self.n_parameters = self.parameters(smallest_observations(model.rollout_buffer, 1), np.ones(1)).shape[1]  # P
 
     def before_step(self, model: PhasicInterface, env: VecEnv, rollout_buffer: Any, inputs: dict[str, Any]) -> None:
         """
@@ -60,7 +59,6 @@ class Prior:
         """
         if rollout_buffer.pos == 0:
             self._waiting = []
-            rollout_buffer.prior = np.empty((rollout_buffer.buffer_size, env.num_envs, self.n_parameters), np.float32)
         observations, normalizer = model._last_obs, only_normalizer(env)
         if normalizer is not None and normalizer.norm_obs:
             observations = normalizer.get_original_obs()
@@ -69,8 +67,10 @@ class Prior:
         n_steps, end = len(self._waiting), rollout_buffer.pos + 1
         if self.has_memory or n_steps * env.num_envs >= INFERENCE_BATCH or end == rollout_buffer.buffer_size:
             observations, starts, masks = map_arrays(lambda *arrays: np.concatenate(arrays), *self._waiting)
-            parameters = self.parameters(observations, starts, **masks)
-            rollout_buffer.prior[end - n_steps : end] = parameters.reshape(n_steps, env.num_envs, -1)
+            parameters = self.parameters(observations, starts, **masks).reshape(n_steps, env.num_envs, -1)
+            if end == n_steps:
+                rollout_buffer.prior = np.empty((rollout_buffer.buffer_size, *parameters.shape[1:]), np.float32)
+            rollout_buffer.prior[end - n_steps : end] = parameters
             self._waiting = []
 
     @th.no_grad()

@@ -90,8 +90,7 @@ class RecurrentPPG(PPG):
     def check_arguments(self) -> None:
         super().check_arguments()
         # Rollouts of the replay share a minibatch
-        n_rollouts = max(made_from(self.replay_kwargs, RolloutReplay).n_rollouts.values())
-        for n in range(1, n_rollouts + 1):
+        for n in range(1, made_from(self.replay_kwargs, RolloutReplay).capacity + 1):
             self._check_sequences("batch_size", self.batch_size, math.ceil(self.batch_size / n))
         if hasattr(self, "objective") and self.objective.value_batch_size is not None:
             self._check_sequences("value_batch_size", self.objective.value_batch_size, self.objective.value_batch_size)

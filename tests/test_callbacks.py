@@ -1,6 +1,7 @@
 """Callbacks, the progress bar and the log follow both phases."""
 
 import csv
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from gymnasium import spaces
 from stable_baselines3 import PPO
 from stable_baselines3.common.callbacks import BaseCallback, CallbackList, EvalCallback, EveryNTimesteps, ProgressBarCallback
 from stable_baselines3.common.env_util import make_vec_env
-from stable_baselines3.common.logger import configure
+from stable_baselines3.common.logger import KVWriter, configure
 from stable_baselines3.common.vec_env import SubprocVecEnv
 
 from sb3_ppg import PhasicCallback
@@ -90,17 +91,51 @@ def test_a_line_says_that_an_auxiliary_phase_begins(capsys):
 
 
 def test_the_last_phase_is_logged_once_and_stays_readable(tmp_path):
-    """A run of one phase logs a row with its auxiliary phase; another call of ``learn`` does not repeat it."""
+    """
+    A run of one phase logs a row with its auxiliary phase; another call of ``learn`` does not repeat it, nor for outputs of a
+    user's that do not know what is excluded.
+    """
+
+    class Writer(KVWriter):
+        rows: ClassVar[list[Any]] = []
+
+        def write(self, key_values: dict[str, Any], key_excluded: dict[str, Any], step: int = 0) -> None:
+            self.rows.append(key_values.get("aux/n_phases"))
+
+        def close(self) -> None:
+            pass
+
     model = make()
-    model.set_logger(configure(str(tmp_path), ["csv"]))
+    logger = configure(str(tmp_path), ["csv"])
+    logger.output_formats.append(Writer())
+    model.set_logger(logger)
     for n_updates in (3, 4):
         model.learn(PHASE if n_updates == 3 else 16, reset_num_timesteps=False)
         assert model.logger.name_to_value["train/n_updates"] == n_updates
     with (tmp_path / "progress.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [row["aux/n_phases"] for row in rows] == ["", "", "", "1", "", ""]
+    assert Writer.rows == [None, None, None, 1, None, None]
     assert [row["time/total_timesteps"] for row in rows] == ["16", "32", "48", "48", "64", "64"]
     assert [row["train/n_updates"] for row in rows] == ["", "1", "2", "3", "", "4"]
+
+
+def test_a_callback_may_close_the_log_when_training_ends(tmp_path):
+    """It has the last row by then, and can be pickled afterwards."""
+
+    class Closes(BaseCallback):
+        def _on_step(self) -> bool:
+            return True
+
+        def _on_training_end(self) -> None:
+            self.logger.close()
+
+    model, callback = make(), Closes()
+    model.set_logger(configure(str(tmp_path), ["csv"]))
+    model.learn(PHASE, callback=callback)
+    with (tmp_path / "progress.csv").open() as file:
+        assert [*csv.DictReader(file)][-1]["aux/n_phases"] == "1"
+    assert "on_training_end" not in vars(callback)
 
 
 def test_the_log_describes_the_policy_after_the_auxiliary_phase():

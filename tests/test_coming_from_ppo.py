@@ -3,8 +3,6 @@
 import copy
 import pickle
 import random
-import subprocess
-import sys
 from functools import partial
 from types import SimpleNamespace
 
@@ -27,7 +25,9 @@ from sb3_ppg.buffers.rollouts import RolloutEnd
 from sb3_ppg.errors import NonFiniteEnvironmentError
 from sb3_ppg.family import with_preset
 from sb3_ppg.policies.lstm import RecurrentPhasicActorCriticPolicy
+from sb3_ppg.training.checks import check_environment
 from tests.helpers import (
+    ROOT,
     VECTOR,
     WITH_CONTEXT,
     BatchNormExtractor,
@@ -39,6 +39,7 @@ from tests.helpers import (
     make_kind,
     names_of,
     random_envs,
+    run_in_a_new_process,
 )
 from tests.saving.small_models import resumed
 
@@ -110,6 +111,11 @@ def test_a_callback_may_set_another_environment_but_not_in_the_middle_of_a_rollo
     assert model.learn(128, callback=Sets()).env is not first and model.n_aux_phases == 1  # the phase goes on
     with pytest.raises(ArgumentError, match=r"`set_env` .* in `_on_rollout_end`"):
         model.learn(128, callback=lambda *_: model.set_env(make_vec_env("CartPole-v1", 2)) or True)
+
+
+def test_spaces_of_the_old_gym_are_left_to_sb3s_conversion():
+    """Its ``Dict`` has no shape, and is not Gymnasium's."""
+    check_environment(SimpleNamespace(observation_space=SimpleNamespace(shape=None), action_space=None))
 
 
 def test_actions_and_normalized_observations_of_integers_are_stored_as_they_were():
@@ -208,7 +214,7 @@ def test_features_of_a_custom_policy_reach_all_networks():
         for evaluate in (model.policy.evaluate_auxiliary, model.policy.evaluate):
             of_near, of_far = (evaluate(obs).latent_pi for obs in (near, far))
             assert th.equal(of_near, of_far)
-        assert th.equal(model.policy.evaluate_values(near), model.policy.evaluate_values(far))
+        assert th.equal(model.policy.predict_values(near), model.policy.predict_values(far))
 
 
 @pytest.mark.parametrize("methods", [["predict_values"], ["evaluate_actions", "get_distribution"]])
@@ -249,10 +255,9 @@ def test_an_optimizer_that_a_policy_makes_is_that_of_all_epochs(make_optimizer, 
     expected = make_optimizer([*model.policy.parameters()], 1e-3)
     of_policy = [*map(id, model.policy.parameters())]
     of_objective = [*map(id, model.objective.trained_with_policy())]
-    given = [(model.policy.optimizer, of_policy + of_objective), (model.value_optimizer, of_policy)]
-    given += [(model.aux_optimizer, of_policy + of_objective)]
-    for optimizer, parameters in given:
-        assert sorted(id(each) for group in optimizer.param_groups for each in group["params"]) == sorted(parameters)
+    for optimizer in model.optimizers:
+        given = [id(each) for group in optimizer.param_groups for each in group["params"]]
+        assert sorted(given) == sorted(of_policy + of_objective)
         assert type(optimizer) is type(expected) and len(optimizer.param_groups) == len(expected.param_groups)
         for group, like in zip(optimizer.param_groups, expected.param_groups, strict=True):
             assert all(group[name] == value for name, value in like.items() if name not in ("params", "lr"))
@@ -322,16 +327,16 @@ def test_an_algorithm_of_ones_own_may_have_policies_for_it_alone():
         assert own(policy, random_envs(), **SMALL).policy_class is own_policy
 
 
+def count_as_ppos() -> None:
+    assert not issubclass(PPG, PPO)
+    PPO.register(PPG)
+    assert isinstance(PPG("MlpPolicy", "CartPole-v1"), PPO) and issubclass(RecurrentPPG, PPO)
+
+
 def test_the_page_says_how_ppgs_models_count_as_ppos():
     """Run in another process, because the line changes a process for good."""
-    program = """if True:
-        from stable_baselines3 import PPO
-        from sb3_ppg import PPG, RecurrentPPG
-        assert not issubclass(PPG, PPO)
-        PPO.register(PPG)
-        assert isinstance(PPG("MlpPolicy", "CartPole-v1"), PPO) and issubclass(RecurrentPPG, PPO)
-    """
-    subprocess.run([sys.executable, "-c", program], check=True)
+    assert "`PPO.register(PPG)`" in (ROOT / "docs" / "migration.md").read_text()
+    run_in_a_new_process(count_as_ppos)
 
 
 REFUSED = {

@@ -9,6 +9,7 @@ from gymnasium import spaces
 from sb3_contrib import MaskablePPO
 from sb3_contrib.common.wrappers import ActionMasker
 from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.torch_layers import FlattenExtractor
 from stable_baselines3.common.vec_env import SubprocVecEnv, VecNormalize
 
 from sb3_ppg import PPG, ArgumentError, MaskablePPG, NormalizedRewardRolloutBuffer
@@ -108,11 +109,17 @@ def test_both_phases_know_the_masks_of_their_samples(actions):
         assert len(taken) > 0 and taken.max() == 0
 
 
-def test_masks_are_those_of_the_call():
+@pytest.mark.parametrize("extractor", [FlattenExtractor, type("ActsThroughTorch", (FlattenExtractor,), {})])
+def test_masks_are_those_of_the_call(extractor):
     """Each observation has its own, the last ones are forgotten, and threads use one policy at the same time."""
-    model, each = make(), np.eye(5, dtype=bool)
-    actions, _ = model.predict(np.zeros((5, *VECTOR.shape), np.float32), action_masks=each)
-    assert actions.tolist() == [*range(5)]
+    model, each = make(policy_kwargs=dict(features_extractor_class=extractor)), np.eye(5, dtype=bool)
+    observations = np.zeros((5, *VECTOR.shape), np.float32)
+    by_position = (
+        model.policy.predict(observations, None, None, False, each)[0],
+        model.policy(th.as_tensor(observations), False, each)[0],
+    )
+    for actions in (model.predict(observations, action_masks=each)[0], *by_position):
+        assert actions.tolist() == [*range(5)]
 
     def predicted(number: int | None) -> set[int]:
         masks = None if number is None else each[number]

@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 import torch as th
 from gymnasium import spaces
-from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, FlattenExtractor
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.vec_env import VecNormalize
 
 from sb3_ppg import PPG
 from sb3_ppg.objectives import Objective
 from tests.golden import DoubleRolloutBuffer
 from tests.helpers import ROOT, THREE_ACTIONS, VECTOR, assert_trains_like, changed, image_space, random_envs
+from tests.optim.test_compiled import InDouble
 
 FILE = ROOT / "examples" / "one_file.py"
 spec = importlib.util.spec_from_file_location("one_file", FILE)
@@ -36,13 +37,6 @@ class PolicyFirst(Objective):
     """The paper's losses, in the paper's order of epochs; the authors' code has the value epochs first."""
 
     values_first = False
-
-
-class DoubleFlattenExtractor(FlattenExtractor):
-    """The extractor in float64; SB3 casts observations to float32."""
-
-    def forward(self, observations: th.Tensor) -> th.Tensor:
-        return super().forward(observations.double())
 
 
 class DoubleCNN(BaseFeaturesExtractor):
@@ -66,7 +60,7 @@ def in_float64():
 
 @pytest.mark.parametrize(("architecture", "actions", "observations"), CASES, ids=str)
 def test_after_several_phases_its_weights_are_the_packages(architecture, actions, observations, in_float64):
-    policy, extractor = ("MlpPolicy", DoubleFlattenExtractor) if observations is VECTOR else ("CnnPolicy", DoubleCNN)
+    policy, extractor = ("MlpPolicy", InDouble) if observations is VECTOR else ("CnnPolicy", DoubleCNN)
     # With an eps as large as gradients, Adam does not hide the scale of a loss
     networks = dict(architecture=architecture, net_arch=[16], optimizer_kwargs=dict(eps=1e-3))
     networks |= dict(features_extractor_class=extractor)

@@ -256,6 +256,45 @@ def test_older_rollouts_which_have_another_prior_are_forgotten():
     model.learn(ROLLOUT, reset_num_timesteps=False)
 
 
+def test_a_prior_that_a_callback_sets_in_the_middle_of_a_rollout_is_that_of_the_next_one():
+    """One is without that of the rollout only if there was none."""
+    model, number, logged = PPG("MlpPolicy", random_envs(), **SMALL | ONE_STEP, prior=another()), 0, []
+
+    class Sets(PhasicCallback):
+        def _on_step(self) -> bool:
+            nonlocal number
+            number += 1
+            if number == 4:
+                model.set_prior("self")  # of which the actions are those of the rollout, so that the KL is zero
+            return True
+
+        def _on_rollout_start(self) -> None:
+            logged.append(model.logger.name_to_value.get("train/prior_kl"))
+
+    alone = learn_and_log(PPG("MlpPolicy", random_envs(), **SMALL | ONE_STEP, prior=another()), ROLLOUT)["train/prior_kl"]
+    model.learn(2 * ROLLOUT, callback=Sets(), log_interval=None)
+    assert logged[1] == pytest.approx(alone, rel=1e-5) and alone > 0
+    assert model.logger.name_to_value["train/prior_kl"] < alone
+    model.set_prior(None)
+    number = 0
+    with pytest.raises(ArgumentError, match=r"`prior`=.* cannot work: it was set in the middle of a rollout"):
+        model.learn(ROLLOUT, callback=Sets())
+
+
+def test_an_lstm_begins_with_zeros_although_the_episode_goes_on():
+    env = random_envs(n_envs=1)
+    agent = RecurrentPPO("MlpLstmPolicy", env, n_steps=8, batch_size=8, device="cpu").learn(16)
+    model = PPG("MlpPolicy", env, **SMALL | dict(n_aux_epochs=0)).learn(ROLLOUT)
+    model.set_prior(agent)
+    model.learn(8, reset_num_timesteps=False)
+    observations, starts = (th.as_tensor(getattr(model.rollout_buffer, name)) for name in ("observations", "episode_starts"))
+    zeros = (th.zeros(1, 1, agent.policy.lstm_actor.hidden_size),) * 2
+    with th.no_grad():
+        distribution, _ = agent.policy.get_distribution(observations[0], zeros, starts[0])
+    assert starts[0] == 0
+    np.testing.assert_allclose(model.rollout_buffer.prior[0], distribution.distribution.logits, rtol=1e-5)
+
+
 def policy_of(model: PPG) -> dict[str, th.Tensor]:
     """Everything that actions depend on."""
     is_value = ("value_net", "aux_value_net", "mlp_extractor.value_net", "vf_features_extractor", "lstm_critic", "critic")
@@ -275,6 +314,14 @@ def test_the_first_rollouts_train_the_value_function_alone(kind, n_value_epochs)
     assert changed(policy, policy_of(model)) and len(model.aux_buffer) == 1
     policy = policy_of(model.learn(ROLLOUT))  # from 0 on, as for a model that was loaded
     assert not changed(policy, policy_of(model.learn(ROLLOUT, reset_num_timesteps=False)))
+
+
+def test_the_warm_up_does_not_begin_again_with_more_environments(tmp_path):
+    model = PPG("MlpPolicy", random_envs(), **SMALL, n_value_warmup=3).learn(5 * ROLLOUT)
+    model.save(tmp_path / "model")
+    loaded = PPG.load(tmp_path / "model", env=random_envs(n_envs=16))
+    loaded.learn(8 * 16, reset_num_timesteps=False)
+    assert changed(policy_of(model), policy_of(loaded))
 
 
 def test_a_value_function_on_the_policys_layers_is_refused():

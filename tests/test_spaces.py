@@ -19,10 +19,12 @@ from tests.helpers import (
     random_envs,
 )
 
+LARGEST = np.finfo(np.float64).max
 ACTIONS = {
     "Box": (BOX, dict()),
     "gSDE": (BOX, dict(use_sde=True, sde_sample_freq=4)),
     "squashed gSDE": (BOX, dict(use_sde=True, policy_kwargs=dict(squash_output=True, full_std=False, use_expln=True))),
+    "Box of the largest numbers": (spaces.Box(-LARGEST, LARGEST, (2,), np.float64), dict()),
     "Discrete": (spaces.Discrete(4), dict()),
     "Discrete from 2 on": (spaces.Discrete(4, start=2), dict()),
     "MultiDiscrete": (spaces.MultiDiscrete([3, 2, 4]), dict()),

@@ -21,6 +21,7 @@ from sb3_ppg.buffers.rollouts import gae
 from sb3_ppg.errors import NonFiniteEnvironmentError
 from sb3_ppg.optim.value_units import set_value_units
 from sb3_ppg.policies import MlpPolicy, ValueHead, VectorValueHead
+from tests.buffers.test_rollouts import Silent
 from tests.helpers import SMALL, RandomEnv, VectorRewardEnv, collect, learn_and_log, normalized_rewards, random_envs
 
 
@@ -190,6 +191,7 @@ def test_arguments_that_cannot_work_are_refused():
         (dict(reward_weights=[1.0, 1.0], clip_range_vf=0.2), "`clip_range_vf`.*a loss of its own"),
         (dict(reward_weights=[1.0, 1.0], objective_kwargs=dict(value_clip=0.2)), "`value_clip`.*a loss of its own"),
         (dict(reward_weights=[1.0, 1.0], objective_kwargs=dict(value_loss="huber")), "`value_loss`.*a loss of its own"),
+        (dict(reward_weights=[1.0, 1.0], rollout_buffer_class=Silent), "`reward_weights`.*own way to compute advantages"),
         (
             dict(reward_weights=[1.0, 1.0], objective="daac", n_value_epochs=1, n_aux_epochs=0),
             "`clip_range`.*`value_net` has a loss of its own",

@@ -187,10 +187,11 @@ def results_explained() -> Iterator[None]:
     try:
         yield
     except (KeyError, TypeError, ValueError) as error:
-        frames = [(frame, frame.f_globals["__name__"]) for frame, _ in traceback.walk_tb(error.__traceback__)]
+        frames = [(frame, frame.f_globals.get("__name__", "")) for frame, _ in traceback.walk_tb(error.__traceback__)]
         frame, module = next(entry for entry in reversed(frames) if not entry[1].startswith("numpy."))
         is_observation = frame.f_code.co_name == "_save_obs" or module == "gymnasium.vector.utils.space_utils"
-        if module not in READERS or (isinstance(error, KeyError) and not is_observation):
+        asks_for_keywords = module == "stable_baselines3.common.monitor" and frame.f_code.co_name == "reset"
+        if module not in READERS or asks_for_keywords or (isinstance(error, KeyError) and not is_observation):
             raise
         if is_observation:
             owners = [frame.f_locals.get("self") for frame, _ in reversed(frames)]

@@ -20,7 +20,7 @@ from sb3_ppg.arrays import map_arrays
 from sb3_ppg.buffers.rollouts import Rollout
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.losses import Losses
-from sb3_ppg.objectives.paper import MAX_WEIGHT, Coefficients, Objective, replays
+from sb3_ppg.objectives.paper import MAX_WEIGHT, Coefficients, Objective, replays, weights_of
 from sb3_ppg.policies import PhasicActorCriticPolicy
 
 
@@ -92,8 +92,8 @@ class AdvantageHeadObjective(Objective):
     ) -> Losses:
         if coefficients.clip_range is None:
             return super().value_error(policy, latent, batch, coefficients)
-        values = policy.value_net(latent).flatten()
-        loss = losses.clipped_value_loss(values, batch.targets, batch.old_values, coefficients.clip_range)
+        values, weights = policy.value_net(latent).flatten(), weights_of(batch)
+        loss = losses.clipped_value_loss(values, batch.targets, batch.old_values, coefficients.clip_range, weights)
         return Losses(coefficients.vf_coef * loss, {"value_loss": loss})
 
 

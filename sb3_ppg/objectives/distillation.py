@@ -3,7 +3,7 @@ DNA: Aitchison, Sweetser, "DNA: Proximal Policy Optimization with a Dual Network
 https://arxiv.org/abs/2206.10027. Authors' code: https://github.com/maitchison/PPO.
 """
 
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 import torch as th
@@ -16,7 +16,7 @@ from sb3_ppg.arguments import check_value, choice, count, number, optional, requ
 from sb3_ppg.buffers.rollouts import Rollout
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.losses import Losses
-from sb3_ppg.objectives.paper import Coefficients, Objective
+from sb3_ppg.objectives.paper import Coefficients, Objective, weights_of
 from sb3_ppg.policies import PhasicActorCriticPolicy, head_loss
 
 Constraint = Literal["kl", "reverse_kl", "logits"]
@@ -54,7 +54,7 @@ class DistillationObjective(Objective):
     ) -> None:
         super().__init__(policy)
         check_value("td_lambda", td_lambda, number(0, 1))
-        check_value("constraint", constraint, choice("kl", "reverse_kl", "logits"))
+        check_value("constraint", constraint, choice(*get_args(Constraint)))
         check_value("value_batch_size", value_batch_size, optional(count(), "for `batch_size`"))
         self.td_lambda = td_lambda
         self.constraint = constraint
@@ -94,7 +94,8 @@ class DistillationObjective(Objective):
     @override
     def auxiliary_losses(self, policy: PhasicActorCriticPolicy, batch: Any, coefficients: Coefficients) -> Losses:
         distribution, latent, _, _ = policy.evaluate_batch(batch, reads=("distribution", "latent_pi"), auxiliary=True)
-        error = head_loss(policy.aux_value_net, latent, batch.recorded[:, 0], coefficients.value_unit)
+        weights = weights_of(batch)
+        error = head_loss(policy.aux_value_net, latent, batch.recorded[:, 0], coefficients.value_unit, weights)
         terms = {"aux_value_loss": 0.5 * error}
         if self.constraint == "logits":
             logits = policy.action_net(latent)

@@ -350,8 +350,8 @@ class CompiledTraining:
         objective: Objective,
         n_steps: float,
         n_passes: float,
-        earlier: bool | None = None,
-        verbose: int = 0,
+        earlier: bool | None,
+        verbose: int,
     ) -> None:
         """
         Decide whether a run is compiled.

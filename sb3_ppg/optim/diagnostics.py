@@ -10,6 +10,7 @@ import numpy as np
 import torch as th
 from stable_baselines3.common.logger import Logger, configure
 from stable_baselines3.common.utils import configure_logger
+from typing_extensions import override
 
 from sb3_ppg import losses
 from sb3_ppg.actions import NestedActions, leaves, unvalidated_distributions
@@ -41,6 +42,21 @@ def logger_of_run(folder: str, tensorboard_log: str | None, verbose: int, name: 
     return configure_logger(verbose, tensorboard_log, name)
 
 
+class Everywhere(tuple):
+    """The argument ``exclude`` of a value that no output writes, whatever its name."""
+
+    @override
+    def __contains__(self, name: object) -> bool:
+        return True
+
+
+def forget_written(logger: Logger) -> None:
+    """Remove the values that were excluded everywhere: outputs of a user's may not ask for that."""
+    for name in [name for name, excluded in logger.name_to_excluded.items() if isinstance(excluded, Everywhere)]:
+        for table in (logger.name_to_value, logger.name_to_count, logger.name_to_excluded):
+            table.pop(name, None)
+
+
 def record_all(logger: Logger, group: str, values: dict[str, float]) -> None:
     """Record several values for the log, under "group/name"."""
     for name, value in values.items():
@@ -56,7 +72,7 @@ def policy_phase_summary(policy: PhasicActorCriticPolicy, rollout: Rollout, upda
     update = next((update for update in updates if update.kind == "policy"), updates[0])  # that of values in their warm-up
     summary, epochs = {"learning_rate": update.learning_rate}, update.epochs
     if not epochs:
-        return summary  # all rollouts are used up
+        return summary  # no value epochs are due on this rollout of a warm-up
     if value_update is not None and value_update.epochs:
         summary |= mean_losses(value_update.epochs)
     summary |= mean_losses(epochs)

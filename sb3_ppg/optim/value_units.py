@@ -21,7 +21,7 @@ def change_value_units(
 
     :param value_targets: V_targ of the latest rollout, in the units of the (normalized) return, of any shape; for vector
         rewards (..., K), and each component has its own unit
-    :param weight: weight of this rollout among them, from 0 to 1
+    :param weight: weight of this rollout among them, from 0 to 1; if the heads have had no unit yet, it is 1
     """
     head = policy.value_net
     old_mean, old_std = (unit.cpu().numpy().astype(np.float64).ravel() for unit in (head.mean, head.std))
@@ -29,6 +29,8 @@ def change_value_units(
     mean, std = np.array([moments(column, policy.device) for column in columns]).T
     if not np.isfinite(std).all():
         return  # the losses are not finite either, and raise an error
+    if not old_mean.any() and (old_std == 1).all():
+        weight = 1.0
     shift = mean - old_mean
     variance = (1 - weight) * old_std**2 + weight * std**2 + weight * (1 - weight) * shift**2
     units = (old_mean + weight * shift, np.maximum(variance**0.5, 1.0))

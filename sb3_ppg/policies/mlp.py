@@ -480,9 +480,11 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
     # ---- derived from `evaluate`; the context is its arguments after the observations ----
 
     @override
-    def forward(self, obs: PyTorchObs, deterministic: bool = False, **context: Any) -> tuple[th.Tensor, th.Tensor, th.Tensor]:
-        """Return actions, (B, ...); V(s), (B, 1); log π(a|s), (B,)."""
-        return self._act(self.evaluate(obs, **context), deterministic)
+    def forward(
+        self, obs: PyTorchObs, deterministic: bool = False, *context: Any, **named: Any
+    ) -> tuple[th.Tensor, th.Tensor, th.Tensor]:
+        """Return actions, (B, ...); V(s), (B, 1); log π(a|s), (B,). ``context``: further arguments of ``evaluate``."""
+        return self._act(self.evaluate(obs, *context, **named), deterministic)
 
     def _act(self, evaluation: Evaluation, deterministic: bool) -> tuple[th.Tensor, th.Tensor, th.Tensor]:
         values = self.value_net(evaluation.latent_vf)
@@ -562,10 +564,6 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
             distribution.learn_features = True  # of this object alone
             distribution.proba_distribution(distribution.distribution.mean, self.log_std, evaluation.latent_pi)
         return evaluation
-
-    def evaluate_values(self, *inputs: Any) -> th.Tensor:
-        """Return V(s) as in the policy phase, (B,), for vector rewards (B, K); takes the arguments of ``evaluate``."""
-        return self.value_net(self.evaluate(*inputs, reads=("latent_vf",)).latent_vf).squeeze(1)
 
     def evaluate_auxiliary(self, *inputs: Any) -> AuxiliaryEvaluation:
         """Return the distribution and both heads' values for the auxiliary phase; takes the arguments of ``evaluate``."""

@@ -154,7 +154,7 @@ def load_training_state(model: PhasicInterface, path: Path) -> None:
             n_stored, _ = model.n_kept_rollouts()
             aux_buffer.check_room(model.rollout_buffer, model.aux_keys, n_stored)
             for index in range(n_stored):  # one after the other: only a disk may have room for all
-                aux_buffer.add(_read_rollout(archive, f"rollouts/{index}", model, model.aux_keys))
+                aux_buffer.add(_read_rollout(archive, f"rollouts/{index}", model, model.aux_keys).select(model.aux_keys))
             aux_buffer.progress = description["progress_of_rollouts"]
             replayed = _replayed(model, own, archive, description["replay_uses"])
             if aux_buffer.capacity is None and aux_buffer.n_new < len(aux_buffer):

@@ -10,8 +10,8 @@ from gymnasium import spaces
 
 from sb3_ppg.actions import by_leaf
 from sb3_ppg.arguments import FINITE, argument_value, arguments_of, check_each_argument, check_value, number, require
-from sb3_ppg.buffers.rollout_buffers import RewardNormalizer
-from sb3_ppg.buffers.rollouts import RESERVED, Rollout, has_own_samples, is_recomputable, leaves_of
+from sb3_ppg.buffers.rollout_buffers import NormalizedRewardRolloutBuffer, RewardNormalizer
+from sb3_ppg.buffers.rollouts import RESERVED, SB3_CLASSES, Rollout, has_own_samples, is_recomputable, leaves_of
 from sb3_ppg.environments.watched import normalizers, only_normalizer
 from sb3_ppg.errors import ArgumentError, advise, warn
 from sb3_ppg.objectives import Objective, objective_name
@@ -47,7 +47,7 @@ def check_environment(env: Any) -> None:
         raise ArgumentError(f"{actions} actions are not supported, because they have {len(actions.shape)} axes: {remedy}")
     space: Any = getattr(env, "single_observation_space", getattr(env, "observation_space", None))
     parts = space.values() if isinstance(space, spaces.Dict) else [space]
-    is_composed = any(isinstance(part, COMPOSED) or getattr(part, "shape", ()) is None for part in parts)
+    is_composed = any(isinstance(part, COMPOSED) or (isinstance(part, spaces.Space) and part.shape is None) for part in parts)
     is_matrix = any(isinstance(part, spaces.MultiDiscrete) and len(part.shape) > 1 for part in parts)
     if is_composed or is_matrix or (isinstance(space, spaces.Box) and space.shape in ((), (0,))):
         remedy = "use gymnasium.wrappers.FlattenObservation, or an ObservationWrapper that gives a Box or a Dict of Boxes"
@@ -127,6 +127,8 @@ def check_objective(model: PhasicInterface) -> None:
         require(model, model.reward_weights is None, "reward_weights", f"{remedy}another objective, or None")
         require(model, not model.recompute_advantages, "recompute_advantages", f"{remedy}False")
         require(model, model.replay.capacity == 1, "replay_kwargs", f"{remedy}None")
+        remedy = f"it computes advantages in its own way, and {cls.__name__} the value targets; use SB3's class"
+        require(model, is_recomputable(model.rollout_buffer), "rollout_buffer_class", remedy)
     check_replay(model)
     model.objective.check(model.policy, arguments_of(model))
 
@@ -139,14 +141,15 @@ def check_rollout(model: PhasicInterface, rollout: Rollout) -> None:
             f"have `n_steps`={model.n_steps}: collect so many, or use `n_aux_epochs`=0 without `replay_kwargs`"
         )
     remedy = f"`{type(model).__name__}.collect_rollouts` does not call PPG's, which does this; call it, or use "
-    require(model, model.prior is None or "prior" in rollout.arrays, "prior", f"{remedy}None")
+    told = f"it was set in the middle of a rollout, or {remedy}None"
+    require(model, model.prior is None or "prior" in rollout.arrays, "prior", told)
     require(model, not model.ignore_terminations or "last_dones" in rollout.arrays, "ignore_terminations", f"{remedy}False")
     is_needed = model.objective.needs_rollout_end or model.replay.capacity > 1 or model.recompute_advantages
     if is_needed and "last_dones" not in rollout.arrays:
         raise ArgumentError(
             f"`objective`={objective_name(type(model.objective))!r}, `replay_kwargs` or `recompute_advantages` as they are "
             f"need the end of the rollout, which `{type(model).__name__}.collect_rollouts` has not stored: set "
-            "`self.rollout_end` to a sb3_ppg.buffers.rollouts.RolloutEnd there"
+            "`self.rollout_end` to a sb3_ppg.objectives.RolloutEnd there"
         )
 
 
@@ -213,14 +216,16 @@ def check_replay(model: PhasicInterface) -> None:
     is_possible = is_recomputable(buffer)
     require(model, not model.recompute_advantages or is_possible, "recompute_advantages", f"{remedy}False")
     require(model, replay.capacity == 1 or is_possible, "replay_kwargs", f"{remedy}None")
-    require(model, model.reward_weights is None or is_possible, "reward_weights", f"{remedy}None")
+    own = getattr(model.rollout_buffer_class, "compute_returns_and_advantage", None)  # of the class without vector rewards
+    known = [cls.compute_returns_and_advantage for cls in (*SB3_CLASSES, NormalizedRewardRolloutBuffer)]
+    require(model, model.reward_weights is None or own in known, "reward_weights", f"{remedy}None")
     given = {name for name, value in (model.replay_kwargs or {}).items() if value is not None}
     has_value_epochs = model.n_value_epochs is not None or not given & {"value_rollouts", "value_uses"}
     remedy = "without `n_value_epochs` there are no epochs on values alone; leave out `value_rollouts` and `value_uses`"
     require(model, has_value_epochs, "replay_kwargs", remedy)
 
 
-ENOUGH_STEPS = 150  # of the optimizer in an auxiliary phase, at a learning rate of 3e-4; see docs/guides/tuning.md
+ENOUGH_STEPS = 80  # of the optimizer in an auxiliary phase, at a learning rate of 3e-4; see docs/guides/tuning.md
 
 
 def aux_steps(model: PhasicInterface) -> tuple[float, float]:

@@ -24,7 +24,7 @@ from sb3_ppg.buffers.rollouts import (
     smallest_observations,
 )
 from sb3_ppg.distributed import n_processes
-from sb3_ppg.environments.watched import CheckedSteps
+from sb3_ppg.environments.watched import CheckedSteps, check_first_observations, normalizers, statistics_protected
 from sb3_ppg.errors import ArgumentError, NonFiniteActionError, warn
 from sb3_ppg.phasic_interface import PhasicInterface
 from sb3_ppg.saving.training_state import generators_kept
@@ -45,13 +45,15 @@ def collect_steps(
     self = model  # a name that SB3's callbacks read
     model.policy.set_training_mode(False)
     if model._last_obs is None:  # a callback has called `set_env`
-        model._last_obs, model._last_episode_starts = env.reset(), np.ones(env.num_envs, dtype=bool)
+        _reset(model, env)
     model.objective.before_rollout(model._last_episode_starts)
     n_steps, n_new = 0, env.num_envs * n_processes()
     new_obs: Any
     actions: Any  # a tensor, then an array: SB3's callbacks use this name for both
     reset_rollout_buffer(rollout_buffer)
+    vars(rollout_buffer).pop("prior", None)  # that of the rollout before
     callback.on_rollout_start()
+    prior = model.prior  # of the whole rollout, although a callback may set another one
     model.time_limits.begin(model._last_episode_starts, model.ignore_terminations)
     if (reader := model.reward_reader) is not None:
         reader.begin(model._last_episode_starts)
@@ -69,8 +71,8 @@ def collect_steps(
         if model.use_sde and model.sde_sample_freq > 0 and n_steps % model.sde_sample_freq == 0:
             model.policy.reset_noise(env.num_envs)
         inputs = {**model.memory, **model.step_inputs(env)}
-        if model.prior is not None:
-            model.prior.before_step(model, env, rollout_buffer, inputs)
+        if prior is not None:
+            prior.before_step(model, env, rollout_buffer, inputs)
         obs_tensor = map_arrays(th.from_numpy, model._last_obs) if on_cpu else obs_as_tensor(model._last_obs, model.device)
         with th.no_grad():
             batch = model.policy.step_batch(obs_tensor, model._last_episode_starts, inputs)
@@ -105,6 +107,14 @@ def collect_steps(
         values = model.policy.next_values(model.policy.step_batch(obs_as_tensor(new_obs, model.device), dones, model.memory))
     callback.update_locals(locals())
     return new_obs, values, dones
+
+
+def _reset(model: PhasicInterface, env: VecEnv) -> None:
+    """Begin new episodes, as ``learn`` does."""
+    with statistics_protected(normalizers(env)):
+        model._last_obs, model._last_episode_starts = env.reset(), np.ones(env.num_envs, dtype=bool)
+        if not model.allow_nonfinite_observations:
+            check_first_observations(env, model._last_obs)
 
 
 @unvalidated_distributions()

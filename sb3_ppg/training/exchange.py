@@ -75,6 +75,9 @@ class RolloutExchange:
         window, episodes, successes = model.ep_info_buffer.maxlen, [*model.ep_info_buffer], [*model.ep_success_buffer]
         # Without a limit, new episodes are those after the old ones
         model.ep_info_buffer, model.ep_success_buffer = deque(episodes), deque(successes)
+        running = list(all_statistics(model.env).values())
+        if [*map(id, running)] != [*map(id, self._running)]:  # a callback has set other environments
+            self._running, self._merged = running, [_moments(rms) for rms in running]
         end = collect()
         new = [*model.ep_info_buffer][len(episodes) :], [*model.ep_success_buffer][len(successes) :]
         moments = [subtract_moments(_moments(rms), old) for rms, old in zip(self._running, self._merged, strict=True)]

@@ -28,7 +28,8 @@ def recompute_advantages(
     length, parts = rollout.parts(batch_size, np.arange)
     inputs = rollout.select(["observations", *policy.input_keys])
     inputs_of_parts = batches([inputs], parts, length, policy.device)
-    values = th.cat([policy.evaluate_values(*policy.network_inputs(part)) for part in inputs_of_parts])
+    latents = (policy.evaluate_batch(part, reads=("latent_vf",)).latent_vf for part in inputs_of_parts)
+    values = th.cat([policy.value_net(latent) for latent in latents])
     keys = [key for key in ("observations", "dones", *policy.input_keys) if f"last_{key}" in rollout.arrays]
     last = {key: map_arrays(lambda array: array[:, 0], rollout.arrays[f"last_{key}"]) for key in keys}
     observations = obs_as_tensor(last["observations"], policy.device)

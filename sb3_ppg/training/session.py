@@ -4,7 +4,7 @@ import math
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import FrameType
 from typing import Any
 
@@ -36,9 +36,11 @@ class Session:
     callback: BaseCallback | None = None  # set when a rollout begins
     received_signal: int | None = None  # signal that asks this process to end
     has_checked_log_probs: bool = False  # of the first rollout
+    is_logged: bool = True  # whether the run writes a log
 
     def __init__(self, model: PhasicInterface):
         self.exchange = RolloutExchange(model)
+        self.undone = ExitStack()  # at the end of the run
 
     def agreed_end(self) -> int | None:
         """Return a signal that asks any process to end, or None; all call this between two iterations."""
@@ -68,7 +70,7 @@ def training(
         start_together(model, settings)
         model.session = Session(model)
         model.begin_compiled_training(total_timesteps, reset_num_timesteps)
-        with results_explained(), workers_watched(model.env), _signals_noted(model.session, callback):
+        with results_explained(), workers_watched(model.env), _signals_noted(model.session, callback), model.session.undone:
             yield
         if (ending := model.session.agreed_end()) is not None:
             raise KeyboardInterrupt if ending == signal.SIGINT else SystemExit(128 + ending)
@@ -167,7 +169,7 @@ def _report_phases(model: PhasicInterface, total_timesteps: float, n_before: int
     n_envs = model.n_envs * n_processes()
     per_rollout = model.n_steps * n_envs
     phase = per_rollout * model.n_policy_iterations
-    n_warmup = max(0, model.n_value_warmup - n_before // per_rollout)
+    n_warmup = math.ceil(max(0, model._warmup_end - n_before) / per_rollout) if n_before > 0 else model.n_value_warmup
     n_rollouts = max(0, math.ceil(total_timesteps / per_rollout) - n_warmup)
     n_phases = (n_rollouts + model.aux_buffer.n_new) // model.n_policy_iterations
     if model.verbose >= 1:

@@ -279,6 +279,8 @@ def test_a_way_of_its_own_to_compute_advantages_is_refused_where_they_are_recomp
             PPG("MlpPolicy", ones(), rollout_buffer_class=Silent, **OF_BUFFERS, **kwargs)
         PPG("MlpPolicy", ones(), rollout_buffer_class=type("Open", (Silent,), {"recomputable": True}), **OF_BUFFERS, **kwargs)
     PPG("MlpPolicy", ones(), rollout_buffer_class=Silent, objective=Marking, **OF_BUFFERS).learn(32)
+    with pytest.raises(ArgumentError, match="its own way, and DistillationObjective the value targets"):
+        PPG("MlpPolicy", ones(), rollout_buffer_class=Silent, objective="dna", n_value_epochs=1, **OF_BUFFERS)
 
 
 class Own(RolloutBuffer):

@@ -14,7 +14,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
-from sb3_ppg import PPG, ImpalaCNN, MaskablePPG, RecurrentPPG, VectorRewards, distributed
+from sb3_ppg import PPG, ImpalaCNN, MaskablePPG, PhasicCallback, RecurrentPPG, VectorRewards, distributed
 from sb3_ppg.distributed import gather, n_processes, rank
 from sb3_ppg.family import with_preset
 from tests.helpers import (
@@ -65,6 +65,16 @@ class LayerDrop(BaseFeaturesExtractor):
         return sum(layer(observations) for n, layer in enumerate(self.layers) if n == kept or not self.training)
 
 
+class Sets(PhasicCallback):
+    """Set other environments after the first rollout."""
+
+    def _on_rollout_end(self) -> None:
+        if self.n_calls == N_STEPS:
+            env = random_env()
+            env.seed(rank())
+            self.model.set_env(VecNormalize(env))
+
+
 def variants() -> dict[str, PPG]:
     """Return models with each kind of step and of state that ``train_options`` does not compare with one process."""
     small = dict(features_dim=8, channels=(4, 4), n_blocks=1)
@@ -75,6 +85,7 @@ def variants() -> dict[str, PPG]:
         "images, bf16": make(env=random_env(IMAGE), mixed_precision="bf16", micro_batch_size=3, **cnn),
         "one network": make(env=random_env(MIXED), policy="MultiInputPolicy", policy_kwargs=dict(architecture="detached")),
         "gSDE": make(env=random_env(action_space=BOX), use_sde=True, sde_sample_freq=3),
+        "another VecNormalize": make(env=VecNormalize(random_env())),
         "VecNormalize": make(env=VecNormalize(random_env(), clip_obs=5.0), prior="self", n_value_warmup=1),
         "vector rewards": make(
             env=make_vec_env(lambda: VectorRewards(VectorRewardEnv()), N_ENVS),
@@ -108,7 +119,7 @@ def train_variants() -> dict[str, bytes]:
         first_observations = model.env.reset()
         assert len({str(first) for first in gather(first_observations)}) == n_processes(), name
         weights = next(model.policy.parameters()).detach().clone()
-        model.learn(2 * PHASE * n_processes())
+        model.learn(2 * PHASE * n_processes(), callback=Sets() if name == "another VecNormalize" else None)
         assert not th.equal(weights, next(model.policy.parameters())), name
         state |= {f"{name}: {key}": value for key, value in shared_state(model).items()}
     return state

@@ -7,6 +7,7 @@ import pickle
 import signal
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -20,12 +21,12 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecFrameStack, VecMonitor, VecNormalize
 from torch import nn
 
-from sb3_ppg import PPG, NonFiniteLossError, PhasicCheckpointCallback, RewardNormalizer
+from sb3_ppg import PPG, NonFiniteLossError, PhasicCallback, PhasicCheckpointCallback, RewardNormalizer
 from sb3_ppg.errors import ArgumentError, NonFiniteEnvironmentError, NonFiniteError, WorkerError
 from sb3_ppg.losses import Losses
 from sb3_ppg.objectives import Objective
 from sb3_ppg.optim.update import Update
-from tests.helpers import THREE_ACTIONS, VECTOR, RandomEnv, StepsChanged, run_in_a_new_process
+from tests.helpers import THREE_ACTIONS, VECTOR, RandomEnv, StepsChanged, random_envs, run_in_a_new_process
 from tests.saving.small_models import numbers_of, small
 
 
@@ -186,6 +187,37 @@ def test_a_bad_first_observation_is_named_and_does_not_reach_statistics(policy, 
         with pytest.raises(NonFiniteEnvironmentError, match=f"first observation{key} of environment 0 is nan"):
             PPG(policy, env, n_steps=8, batch_size=8, device="cpu").learn(8)
         assert all(np.array_equal(ours, theirs) for ours, theirs in zip(numbers_of(normalizer), before, strict=True))
+
+    class Sets(PhasicCallback):
+        def _on_rollout_end(self) -> None:
+            self.model.set_env(env)
+
+    env = VecNormalize(venv)
+    model = PPG(
+        policy, random_envs(venv.observation_space, venv.action_space, n_envs=1), n_steps=8, batch_size=8, device="cpu"
+    )
+    with pytest.raises(NonFiniteEnvironmentError, match=f"first observation{key} of environment 0 is nan"):
+        model.learn(16, callback=Sets())
+    assert all(np.isfinite(number).all() for number in numbers_of(env))
+
+
+def test_errors_that_are_not_about_results_stay_as_they_are():
+    """A function without a module, and ``Monitor``, which asks ``reset`` for keywords."""
+
+    class Formula(RandomEnv):
+        def step(self, action):
+            names: dict[str, Any] = {}
+            exec("def formula(): raise ValueError('mine')", names)
+            del names["__builtins__"]
+            return names["formula"]()
+
+    for env, message in (
+        (Formula(VECTOR, THREE_ACTIONS), "mine"),
+        (Monitor(RandomEnv(VECTOR, THREE_ACTIONS), reset_keywords=("level",)), "Expected you to pass keyword argument level"),
+    ):
+        with pytest.raises(ValueError, match=message) as caught:
+            PPG("MlpPolicy", env, n_steps=8, batch_size=8, device="cpu").learn(8)
+        assert type(caught.value) is ValueError
 
 
 @pytest.mark.parametrize("reward", [np.nan, 1e300])

@@ -9,7 +9,13 @@ from stable_baselines3.common.env_util import make_vec_env
 from torch import nn
 
 from sb3_ppg import PPG, ArgumentError, PhasicCallback
-from sb3_ppg.objectives import Coefficients, DecoupledObjective, Objective
+from sb3_ppg.objectives import (
+    AdvantageHeadObjective,
+    Coefficients,
+    DecoupledObjective,
+    DistillationObjective,
+    Objective,
+)
 from tests.helpers import SMALL, WITH_CONTEXT, epoch_of, learn_and_log, losses_of, make_kind, saved_and_loaded
 from tests.saving.small_models import same
 
@@ -38,6 +44,21 @@ def test_samples_that_weigh_nothing_teach_nothing(kind, objective, n_value_epoch
     before = model.policy.parameters_to_vector()
     model.learn(2 * 16)
     assert model.n_aux_phases == 1
+    np.testing.assert_array_equal(model.policy.parameters_to_vector(), before)
+
+
+RELATIVES = {  # without the terms that have no weights
+    AdvantageHeadObjective: dict(n_aux_epochs=0, objective_kwargs=dict(advantage_coef=0.0)),
+    DistillationObjective: dict(n_policy_iterations=1, beta_clone=0.0),
+}
+
+
+@pytest.mark.parametrize("relative", RELATIVES)
+def test_nor_do_they_teach_the_relatives(relative):
+    objective = type("Weighing", (Weightless, relative), {})
+    model = make_kind("vectors", objective=objective, n_value_epochs=1, normalize_value_targets=False, **RELATIVES[relative])
+    before = model.policy.parameters_to_vector()
+    model.learn(2 * 16)
     np.testing.assert_array_equal(model.policy.parameters_to_vector(), before)
 
 
@@ -188,6 +209,35 @@ def test_the_value_unit_is_the_standard_deviation_of_all_value_targets_so_far(ot
     assert model.policy.value_unit == pytest.approx(np.std(rollouts), rel=1e-4)
     model.learn(128, callback=Returns(), reset_num_timesteps=True)
     assert model.policy.value_unit == pytest.approx(np.std(rollouts), rel=1e-4)
+
+
+def test_the_value_unit_of_a_model_without_one_begins_with_the_first_rollout(tmp_path):
+    """Not as an average with the earlier rollouts, whose targets are not known any more."""
+    env = make_vec_env("Pendulum-v1", 4, seed=0)
+    PPG("MlpPolicy", env, n_steps=32, normalize_value_targets=False, device="cpu").learn(20 * 128).save(tmp_path / "model")
+    model = PPG.load(tmp_path / "model", env=env, normalize_value_targets="running").learn(128, reset_num_timesteps=False)
+    assert model.policy.value_unit == pytest.approx(model.rollout_buffer.returns.std(), rel=1e-4)
+
+
+class TwoCritics(Objective):
+    """A second value function on the features of the first."""
+
+    def __init__(self, policy):
+        super().__init__(policy)
+        self.second = nn.Linear(policy.mlp_extractor.latent_dim_vf, 1)
+
+    def value_error(self, policy, latent, batch, coefficients):
+        first = super().value_error(policy, latent, batch, coefficients)
+        loss = (self.second(latent).flatten() - batch.targets).square().mean()
+        return first._replace(total=first.total + loss, terms={**first.terms, "second_loss": loss})
+
+
+@pytest.mark.parametrize("n_value_epochs", [None, 1])
+def test_the_parameters_of_an_objectives_value_loss_are_trained_in_epochs_of_their_own_too(n_value_epochs):
+    model = make_kind("vectors", objective=TwoCritics, n_value_epochs=n_value_epochs, n_aux_epochs=0)
+    before = model.objective.second.weight.detach().clone()
+    model.learn(16)
+    assert (model.objective.second.weight != before).all()
 
 
 ONE_PHASE = SMALL | dict(n_policy_iterations=1)

@@ -182,7 +182,7 @@ def test_what_it_is_not_for_is_refused():
 
 
 def test_an_averaged_policy_starts_again_from_the_fitted_one():
-    """Within a phase, the average goes on."""
+    """Also in the middle of a phase, where the average would go on."""
     model = PPG("MlpPolicy", random_envs(VECTOR, BOX), objective="ewma", **SMALL)
     model.learn(16).warm_start(random_data(VECTOR, BOX), n_epochs=2)
     for averaged, parameter in zip(model.objective.proximal.module.parameters(), model.policy.parameters(), strict=True):

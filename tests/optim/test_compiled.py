@@ -105,6 +105,11 @@ def test_objectives_take_the_same_steps(name, backend):
     th.testing.assert_close(*trained, rtol=1e-12, atol=1e-12)
 
 
+def test_value_epochs_that_are_not_due_are_not_missed():
+    daac = dict(objective="daac", objective_kwargs=dict(value_frequency=2), n_value_epochs=1, n_aux_epochs=0)
+    assert train(make(True, **daac), 2).logger.name_to_value["train/compiled"] == 1
+
+
 class Freezing(PhasicCallback):
     """Freeze a layer within an auxiliary phase, drop gradients, and change the learning rate."""
 
@@ -327,7 +332,8 @@ def test_hooks_are_called_and_compiling_stops(of, compile_updates, monkeypatch):
 def test_users_see_the_latest_distribution_and_the_gradient_of_the_latest_step():
     means, gradients = ([], []), []
     for compile_updates, seen in zip((False, True), means, strict=True):
-        model = make(compile_updates, env=lambda: random_envs(VECTOR, BOX), n_aux_epochs=0)
+        in_torch = dict(features_extractor_class=Scaled)  # NumPy does not act for it
+        model = make(compile_updates, env=lambda: random_envs(VECTOR, BOX), n_aux_epochs=0, policy_kwargs=in_torch)
         train(model, 1, callback=lambda *_, m=model, s=seen: s.append(m.policy.action_dist.distribution.mean.clone()) or True)
         gradients.append([parameter.grad for parameter in model.policy.parameters() if parameter.grad is not None])
     th.testing.assert_close(*means)

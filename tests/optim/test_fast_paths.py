@@ -10,6 +10,7 @@ import torch as th
 from gymnasium import spaces
 from sb3_contrib.common.wrappers import ActionMasker
 from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.torch_layers import FlattenExtractor
 from torch.nn import functional as F
 
 from sb3_ppg import PPG, MaskablePPG
@@ -153,7 +154,8 @@ def test_environments_and_callbacks_run_with_the_users_settings(cls, compile_upd
     seen.clear()
     env = Looking(VECTOR, spaces.Discrete(2))
     env = ActionMasker(env, lambda env: env.action_masks()) if cls is MaskablePPG else env
-    arguments = SMALL | dict(n_aux_epochs=0, compile_updates=compile_updates)
+    in_torch = dict(features_extractor_class=type("Own", (FlattenExtractor,), {}))  # NumPy does not act for it
+    arguments = SMALL | dict(n_aux_epochs=0, compile_updates=compile_updates, policy_kwargs=in_torch)
     cls("MlpPolicy", env, **arguments).learn(32, callback=LookingCallback())
     assert len(seen) > 32 and set(seen) == {(True, True, True)}
     with tracing():

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from sb3_ppg import PPG, ArgumentError, CnnPolicy, ImpalaCNN, MinAtarCNN, MlpPolicy, MultiInputPolicy, RecurrentPPG
 from sb3_ppg.buffers.rollouts import Rollout, batches
 from sb3_ppg.policies.lstm import RecurrentPhasicActorCriticPolicy
-from tests.helpers import ARCHITECTURES, SMALL, image_space, make_on_images, random_envs, untrained
+from tests.helpers import ARCHITECTURES, SMALL, ActsThroughTorch, image_space, make_on_images, random_envs, untrained
 
 VECTOR = spaces.Box(-1, 1, (4,))
 IMAGE = image_space(3, 36, 36)
@@ -154,7 +154,7 @@ def test_no_forward_pass_that_nobody_reads():
             assert count_forwards(policy, call)["pi"] == 1
 
 
-def test_same_seed_same_weights_and_first_actions_as_ppo():
+def test_same_seed_same_weights_and_first_random_numbers_as_ppo():
     models, drawn = [], []
     for algorithm in (PPO, PPG):
         models.append(algorithm("MlpPolicy", "CartPole-v1", seed=3).policy.state_dict())
@@ -240,9 +240,8 @@ def test_a_custom_trunk_needs_two_networks_or_our_base_class():
 
 
 @pytest.mark.parametrize("env, kwargs", [("CartPole-v1", {}), ("Pendulum-v1", {}), ("Pendulum-v1", dict(use_sde=True))])
-def test_a_thread_may_predict_while_another_trains(env, kwargs):
-    """Distributions are objects of their own."""
-    policy = PPG("MlpPolicy", env, device="cpu", **kwargs).policy
+def test_a_distribution_stays_as_it_is_when_the_policy_predicts(env, kwargs):
+    policy = PPG(ActsThroughTorch, env, device="cpu", **kwargs).policy
     observations = th.zeros(5, *policy.observation_space.shape)
     of_training = policy.get_distribution(observations)
     expected = of_training.log_prob(of_training.mode())

@@ -9,7 +9,6 @@ import resource
 import shutil
 import signal
 import subprocess
-import sys
 import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
@@ -27,7 +26,7 @@ from stable_baselines3.common.env_util import make_vec_env
 
 from sb3_ppg import PPG, ArgumentError, MaskablePPG, ModelFormatError, RecurrentPPG, aux_buffer_path
 from sb3_ppg.hub import save_pretrained
-from sb3_ppg.saving.files import atomic_writes
+from sb3_ppg.saving.files import atomic_writes, package_version
 from tests.helpers import ROOT, run_in_a_new_process
 from tests.hub.watch import generator_states
 from tests.saving.small_models import everything, same, small
@@ -307,35 +306,33 @@ def test_newer_files_are_refused(tmp_path, monkeypatch):
         PPG.load(tmp_path / "none.zip")
 
 
-def test_the_version_has_the_commit_in_the_packages_own_clone_alone(tmp_path):
+def test_the_version_has_the_commit_in_the_packages_own_clone_alone(tmp_path, monkeypatch):
     """Not in the repository of somebody who has copied the package there."""
-
-    def version_in(folder: Path) -> str:
-        code = "from sb3_ppg.saving.files import package_version; print(package_version())"
-        environment = {**os.environ, "PYTHONPATH": str(folder)}
-        return subprocess.check_output([sys.executable, "-c", code], cwd=tmp_path, env=environment, text=True).strip()
+    module, version_here = tmp_path / "sb3_ppg" / "saving" / "files.py", package_version.__wrapped__  # without its cache
+    monkeypatch.setattr("sb3_ppg.saving.files.__file__", str(module))
 
     def git(*words: str) -> str:
         names = [word for name in ("user.name", "user.email") for word in ("-c", f"{name}=x@example.org")]
         return subprocess.check_output(["git", *names, *words], cwd=tmp_path, text=True).strip()
 
-    shutil.copytree(ROOT / "sb3_ppg", tmp_path / "sb3_ppg", ignore=shutil.ignore_patterns("__pycache__"))
+    module.parent.mkdir(parents=True)
+    module.write_text("")
     git("init", "-q")
     git("add", ".")
     git("commit", "-qm", "a copy")
     number = version("sb3-ppg")
-    assert version_in(tmp_path) == number
+    assert version_here() == number
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     git("add", "pyproject.toml")
     git("commit", "-qm", "the project")
-    assert version_in(tmp_path) == f"{number}+{git('rev-parse', '--short=12', 'HEAD')}"
-    (tmp_path / "sb3_ppg" / "family.py").write_text("")
-    assert version_in(tmp_path).endswith(".dirty")
+    assert version_here() == f"{number}+{git('rev-parse', '--short=12', 'HEAD')}"
+    module.write_text("changed")
+    assert version_here().endswith(".dirty")
     shutil.rmtree(tmp_path / ".git")
-    assert version_in(tmp_path) == number
+    assert version_here() == number
 
 
-def test_an_objective_with_other_parameters_is_refused_by_name(model_file):
+def test_an_objective_with_other_parameters_is_refused_by_name(model_file, tmp_path):
     """The remedy that the message names works."""
     with pytest.raises(ArgumentError, match="`objective`='ewma' cannot take the file's parameters"):
         PPG.load(model_file, objective="ewma")
@@ -343,6 +340,9 @@ def test_an_objective_with_other_parameters_is_refused_by_name(model_file):
     model = small(policy_kwargs=dict(net_arch=[4]), objective="ewma")
     model.set_parameters({"policy": policy}, exact_match=False)
     assert all(th.equal(weight, policy[name]) for name, weight in model.policy.state_dict().items())
+    model.save(tmp_path / "ewma")
+    with pytest.raises(ArgumentError, match="`objective`='ppg' cannot take the file's parameters"):
+        PPG.load(tmp_path / "ewma", objective="ppg")
 
 
 def test_parameters_that_do_not_fit_change_nothing(model_file):

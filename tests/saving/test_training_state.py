@@ -107,6 +107,14 @@ def test_another_models_file_is_refused(other, message, tmp_path, monkeypatch):
         other().load_aux_buffer(path)
 
 
+def test_a_phase_goes_on_with_an_objective_that_needs_less_of_its_rollouts(tmp_path):
+    model, path = saved(tmp_path, n_policy_iterations=3, objective_kwargs=dict(value_clip=0.2))
+    model.save(tmp_path / "model")
+    loaded = PPG.load(tmp_path / "model", env=model.env, objective_kwargs=None)
+    loaded.load_aux_buffer(path)
+    assert loaded.learn(8, reset_num_timesteps=False).n_aux_phases == 1
+
+
 def test_the_file_of_other_lstms_is_refused(tmp_path):
     models = [make_kind("LSTM", policy_kwargs=dict(lstm_hidden_size=size)).learn(16) for size in (4, 5)]
     models[0].save_aux_buffer(tmp_path / "buffer.npz")

@@ -1,4 +1,4 @@
-"""Ends of episodes: which of them are bootstrapped."""
+"""Collecting rollouts: which ends of episodes are bootstrapped, runs that are stopped, and unusual observations."""
 
 import itertools
 import re
