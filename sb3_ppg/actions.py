@@ -175,6 +175,16 @@ def dtype_of(space: spaces.Space) -> th.dtype:
     return th.as_tensor(np.zeros((), space.dtype)).dtype
 
 
+def moderate(space: spaces.Space) -> spaces.Space:
+    """Return a space of observations without large numbers, with whose samples networks can compute."""
+    if isinstance(space, spaces.Dict):
+        return spaces.Dict({name: moderate(part) for name, part in space.items()})
+    if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):
+        low, high = (np.clip(bound, -10, 10) for bound in (space.low, space.high))
+        return spaces.Box(low, high, dtype=space.low.dtype.type)
+    return space
+
+
 def bounds(space: Any) -> tuple[Any, Any]:
     """Return the lowest and the highest value of a space of numbers, in a type that can hold their difference."""
     if isinstance(space, spaces.Box):
@@ -497,7 +507,9 @@ class NestedActions(Actions):
 
     @override
     def prior_kl(self, distribution: "NestedDistribution", prior_parameters: th.Tensor) -> th.Tensor:
-        kls = self._leaf_kls(distribution, prior_parameters, self.parameters(distribution))
+        sizes = [parameters.shape[1] for parameters in self._leaf_parameters(distribution)]
+        parts = zip(self.kinds, distribution.distributions, prior_parameters.split(sizes, dim=1), strict=True)
+        kls = th.stack([kind.prior_kl(*leaf) for kind, *leaf in parts])
         return self.weights["prior_coef"].to(kls) @ kls
 
     def _leaf_kls(self, distribution: "NestedDistribution", first: th.Tensor, second: th.Tensor) -> th.Tensor:
@@ -625,8 +637,8 @@ class NestedDistribution(ActionDistribution):
     def leaf_entropies(self, actions: th.Tensor) -> th.Tensor:
         """Return the entropy of each leaf, or, where it has no closed form, -log π of its action, (number of leaves, B)."""
         entropies = []
-        for leaf, part in zip(self.distributions, self.actions.split(actions), strict=True):
-            entropy = leaf.entropy()
+        for kind, leaf, part in zip(self.actions.kinds, self.distributions, self.actions.split(actions), strict=True):
+            entropy = kind.entropy(leaf, part)
             entropies.append(-leaf.log_prob(part) if entropy is None else entropy)
         return th.stack(entropies)
 

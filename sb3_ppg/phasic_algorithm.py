@@ -4,6 +4,7 @@ import copy
 import inspect
 import io
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from functools import partial
@@ -273,6 +274,8 @@ class PhasicAlgorithm(PhasicInterface):
             if self.num_timesteps == 0:
                 self._warmup_end = self.n_value_warmup * self.n_steps * self.n_envs * n_processes()
             forget_written(self.logger)
+            for name in ("ep_info_buffer", "ep_success_buffer"):  # which are longer in a rollout of several processes
+                setattr(self, name, deque(getattr(self, name), self._stats_window_size))
             if self.session is not None:
                 ended = partial(self._log_and_end, started[1].on_training_end)
                 self.session.undone.enter_context(patch.object(started[1], "on_training_end", ended))

@@ -299,7 +299,8 @@ class PPG(PhasicAlgorithm):
             rate = next(update.learning_rate for update in updates if update.kind == "value")
             self.logger.record("train/value_learning_rate", rate)
         self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
-        self.logger.record("train/compiled", int(all(update.is_compiled for update in updates if update.epochs)))
+        taken = [update.is_compiled for update in updates if update.epochs]
+        self.logger.record("train/compiled", int(bool(taken) and all(taken)))
         leaves = leaf_summary(self.policy, rollout, self.batch_size, self.resolved_micro_batch_size())
         for name, value in leaves.items():
             self.logger.record(f"train/{name}", value, exclude=("stdout", "log"))  # which cut long names off

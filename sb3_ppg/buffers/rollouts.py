@@ -265,6 +265,8 @@ def reset_rollout_buffer(rollout_buffer: RolloutBuffer) -> None:
     Reset a rollout buffer, and note in its ``replaceable`` which arrays its class has assigned anew: as it will at the next
     reset, instead of writing to the old ones, these may be others by then.
     """
+    if vars(rollout_buffer).pop("has_prior", False):
+        del vars(rollout_buffer)["prior"]  # of the rollout before
     before = {**vars(rollout_buffer)}
     rollout_buffer.reset()
     assigned = {name: value for name, value in vars(rollout_buffer).items() if value is not before.get(name)}

@@ -63,14 +63,21 @@ class Evaluations(BaseCallback):
         known = known[known["steps"] <= self.num_timesteps]
         self.training_returns: list[float] = []
         self.n_rows = len(known)
-        self.start = self.clock()
-        if self.n_rows > 0:  # the seconds until the checkpoint are estimated
+        self.start, self.compiled_before = self.clock(), 0.0
+        if self.n_rows > 0:
             known.to_csv(self.file, index=False)
-            steps, seconds = known[["steps", "seconds"]].iloc[-1]
-            self.start -= seconds * self.num_timesteps / max(steps, 1)
+            seconds, self.compiled_before = vars(self.model)["_taken"]
+            self.start -= seconds
         else:
             self.file.unlink(missing_ok=True)
             self._add_row()
+
+    @override
+    def _on_rollout_start(self) -> None:
+        """Note the seconds for a checkpoint, which is saved after this."""
+        vars(self.model)["_taken"] = self.clock() - self.start, self._compile_seconds()
+
+    _on_training_end = _on_rollout_start
 
     @override
     def _on_step(self) -> bool:
@@ -80,17 +87,21 @@ class Evaluations(BaseCallback):
         return True
 
     def _add_row(self) -> None:
-        stopped, dynamo = self.clock(), sys.modules.get("torch._dynamo.utils")
+        stopped = self.clock()
         row = {
             "steps": self.num_timesteps,
             "seconds": round(stopped - self.start, 3),
-            "compile_seconds": round(dynamo.calculate_time_spent()["total_wall_time"], 3) if dynamo else 0.0,
+            "compile_seconds": round(self._compile_seconds(), 3),
             "return": round(float(self.returns().mean()), 4),
             "training_return": round(float(np.mean(self.training_returns)), 4) if self.training_returns else np.nan,
         }
         pd.DataFrame([row]).to_csv(self.file, mode="a", index=False, header=self.n_rows == 0)
         self.n_rows, self.training_returns = self.n_rows + 1, []
         self.start += self.clock() - stopped
+
+    def _compile_seconds(self) -> float:
+        dynamo = sys.modules.get("torch._dynamo.utils")
+        return self.compiled_before + (dynamo.calculate_time_spent()["total_wall_time"] if dynamo else 0.0)
 
     def returns(self) -> np.ndarray:
         """Return the return of each episode, (n_episodes,)."""

@@ -123,7 +123,8 @@ class Comparison(NamedTuple):
         """Return with how many seeds a difference as large as the ends of its interval would be found."""
         if np.isnan(better.low):
             return ""
-        fewest, most = sorted(seeds_needed(end, error_of(self.look) / n_comparisons) for end in (better.low, better.high))
+        error = error_of(self.look + 1) / n_comparisons  # of the verdict with them
+        fewest, most = sorted(seeds_needed(end, error) for end in (better.low, better.high))
         most = np.inf if better.low <= 0.5 <= better.high else most
         fewest = max(fewest, self.n_seeds() + 1)
         if fewest > MAX_SEEDS:

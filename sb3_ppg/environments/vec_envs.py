@@ -130,8 +130,9 @@ class GymnasiumVecEnv(EpisodicVecEnv):
     truncated, ``infos[i]["episode"]`` has its return "r", length "l" and the seconds since the start "t".
 
     A custom class that resets in the next step (such as ``CartPoleVectorEnv``) cannot do this, nor can next-step mode with
-    wrappers that may keep a state for each environment (such as ``NormalizeReward``). The step that resets then becomes an
-    episode of one step, which starts and is truncated at the last observation, with a reward of 0.
+    wrappers that may keep a state for each environment (such as ``NormalizeReward``), or with an ``AsyncVectorEnv`` without
+    shared memory. The step that resets then becomes an episode of one step, which starts and is truncated at the last
+    observation, with a reward of 0.
 
     Vector rewards, (num_envs, K), as those of MO-Gymnasium's vector environments, are combined as in ``VectorRewards``.
 
@@ -158,14 +159,20 @@ class GymnasiumVecEnv(EpisodicVecEnv):
         )
         if stateful and self.mode == AutoresetMode.DISABLED:
             raise ArgumentError(f"`env` cannot work: {name} may lose its state when some environments are reset: {remedy}")
-        self._resets_on_next_step = self.mode == AutoresetMode.NEXT_STEP and bool(stateful or not self._wraps_single_envs)
+        # After a reset that was asked for, workers of Gymnasium 1.4.0 without shared memory reset a second time by themselves
+        repeats = isinstance(self._base_env, AsyncVectorEnv) and not self._base_env.shared_memory
+        is_forced = bool(stateful or repeats or not self._wraps_single_envs)
+        self._resets_on_next_step = self.mode == AutoresetMode.NEXT_STEP and is_forced
         if self._resets_on_next_step:
+            if repeats:
+                name, remedy = f"{name} without shared memory", f"use `shared_memory`=True, or {SAME_STEP}"
             if not self._wraps_single_envs:
                 other = 'gymnasium.make_vec(..., vectorization_mode="sync"), or sb3_ppg.environments.EnvPoolVecEnv for EnvPool'
                 remedy = f"use {SAME_STEP} if the class takes it, {other}"
             self.lost_steps = f"{name} resets in the step after an episode's end, which is lost for training", remedy
             warn(": ".join(self.lost_steps))
-        self._last: dict[int, Any] = {}  # last observations, by environment, of episodes that ended in the previous step
+        # Last observations and zeros for vector rewards, by environment, of episodes that ended in the previous step
+        self._last: dict[int, tuple[Any, Any]] = {}
         self.reward_weights: np.ndarray | None = None  # a number for each component of vector rewards
         super().__init__(env.num_envs, env.single_observation_space, env.single_action_space)
 
@@ -196,14 +203,16 @@ class GymnasiumVecEnv(EpisodicVecEnv):
                 self.reset_infos[index] = infos[index]
                 last, infos[index] = infos[index].pop("final_obs"), infos[index].pop("final_info", {})
             infos[index] |= self._end_episode(index, last, bool(truncated[index] and not terminated[index]))
-        for index, last in self._last.items():  # environments that were reset in this step
+        for index, (last, no_reward) in self._last.items():  # environments that were reset in this step
             self.reset_infos[index] = infos[index]
-            infos[index] = self._end_episode(index, last, True)
+            infos[index] = self._end_episode(index, last, True) | no_reward
             del infos[index]["episode"]  # of the one step that resets
             dones[index] = True
             rewards[index] = given[index] = 0  # which wrappers may have changed
         if self._resets_on_next_step:
-            self._last = {index: observation_at(observations, index) for index in finished}
+            vectors = {index: infos[index].get("vector_reward") for index in finished}
+            no_rewards = {i: {} if one is None else {"vector_reward": np.zeros_like(one)} for i, one in vectors.items()}
+            self._last = {index: (observation_at(observations, index), no_rewards[index]) for index in finished}
         elif finished and self.mode != AutoresetMode.SAME_STEP:
             first, first_infos = self.env.reset(options={"reset_mask": dones.copy()})
             for index in finished:

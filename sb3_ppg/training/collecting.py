@@ -51,7 +51,6 @@ def collect_steps(
     new_obs: Any
     actions: Any  # a tensor, then an array: SB3's callbacks use this name for both
     reset_rollout_buffer(rollout_buffer)
-    vars(rollout_buffer).pop("prior", None)  # that of the rollout before
     callback.on_rollout_start()
     prior = model.prior  # of the whole rollout, although a callback may set another one
     model.time_limits.begin(model._last_episode_starts, model.ignore_terminations)

@@ -72,7 +72,7 @@ class RolloutExchange:
         if n_processes() == 1:
             return collect()
         assert model.ep_info_buffer is not None and model.ep_success_buffer is not None
-        window, episodes, successes = model.ep_info_buffer.maxlen, [*model.ep_info_buffer], [*model.ep_success_buffer]
+        window, episodes, successes = model._stats_window_size, [*model.ep_info_buffer], [*model.ep_success_buffer]
         # Without a limit, new episodes are those after the old ones
         model.ep_info_buffer, model.ep_success_buffer = deque(episodes), deque(successes)
         running = list(all_statistics(model.env).values())

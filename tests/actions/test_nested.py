@@ -13,7 +13,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecMoni
 from torch.nn import functional as F
 
 from sb3_ppg import PPG, ArgumentError, MaskablePPG, ModelFormatError, RecurrentPPG, hub
-from sb3_ppg.actions import NestedDistribution, SquashedGaussianDistribution, flat_masks
+from sb3_ppg.actions import _KINDS, GaussianActions, NestedDistribution, SquashedGaussianDistribution, flat_masks
 from sb3_ppg.environments.vec_envs import GymnasiumVecEnv
 from tests.helpers import (
     BOX,
@@ -101,6 +101,27 @@ def test_a_space_with_one_leaf_trains_as_the_leaf(kind):
     trained = flat.policy.state_dict()
     for name, weight in nested.policy.state_dict().items():
         th.testing.assert_close(weight, trained[names.get(name, name)], rtol=1e-5, atol=1e-7)
+
+
+class Mirrored(GaussianActions):
+    """Has an entropy and a distance to a prior of its own."""
+
+    def entropy(self, distribution, actions):
+        return -super().entropy(distribution, actions)
+
+    def prior_kl(self, distribution, prior_parameters):
+        return -super().prior_kl(distribution, prior_parameters) - 1
+
+
+def test_leaves_are_asked_for_their_own_entropy_and_distance_to_a_prior(monkeypatch):
+    logged = []
+    for kind in (GaussianActions, Mirrored):
+        monkeypatch.setitem(_KINDS, DiagGaussianDistribution, kind)
+        env = random_envs(VECTOR, spaces.Dict(only=BOX))
+        model = PPG("MlpPolicy", env, **SMALL, prior="self", learning_rate=0.0)
+        logged.append(learn_and_log(model, 16))
+    assert logged[1]["train/entropy_loss"] == pytest.approx(-logged[0]["train/entropy_loss"], rel=1e-5)
+    assert logged[1]["train/prior_kl"] == pytest.approx(-1 - logged[0]["train/prior_kl"], rel=1e-5)
 
 
 def test_the_entropy_of_squashed_leaves():

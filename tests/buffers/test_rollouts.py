@@ -296,6 +296,20 @@ class Own(RolloutBuffer):
             setattr(self, self.name, np.full((self.buffer_size, self.n_envs), 1000.0))
 
 
+def test_a_buffer_may_have_an_array_named_like_that_of_a_prior():
+    class Mine(RolloutBuffer):
+        def reset(self):
+            super().reset()
+            self.prior = np.zeros((self.buffer_size, self.n_envs), np.float32)
+
+        def add(self, *args, **kwargs):
+            self.prior[self.pos] = 1.0
+            super().add(*args, **kwargs)
+
+    model = make_kind("vectors", rollout_buffer_class=Mine).learn(2 * 16)
+    assert (model.latest_rollout().arrays["prior"] == 1).all()
+
+
 def test_own_arrays_of_a_buffer_change_nothing_and_cannot_replace_ours():
     models = [make_kind("vectors", rollout_buffer_class=cls).learn(2 * 16) for cls in (None, Own)]
     assert not changed(*map(weights, models))

@@ -16,7 +16,7 @@ from stable_baselines3.common.atari_wrappers import EpisodicLifeEnv
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import SubprocVecEnv, VecFrameStack, VecNormalize
 
-from sb3_ppg import PPG, MaskablePPG, RecurrentPPG
+from sb3_ppg import PPG, MaskablePPG, PhasicCheckpointCallback, RecurrentPPG
 from sb3_ppg.comparison import evaluations
 from sb3_ppg.comparison.evaluations import FIRST_SEED, Evaluations
 from tests.helpers import VECTOR
@@ -158,13 +158,23 @@ def test_processor_seconds_include_those_of_workers(tmp_path):
     assert rows["seconds"].iloc[-1] > 320 * 0.01
 
 
+def test_a_checkpoint_knows_the_seconds_until_then(tmp_path):
+    model = PPG("MlpPolicy", make_vec_env(Remembering, seed=0, env_kwargs=dict(work=0.01)), **ROLLOUT)
+    callback = Evaluations(str(tmp_path / "PPG.csv"), 320)
+    callback.make_envs = partial(make_vec_env, Remembering)
+    model.learn(64, callback=[callback, PhasicCheckpointCallback(1, tmp_path, keep=None)])
+    seconds = [PPG.load(tmp_path / f"ppg_model_{n}_steps.zip")._taken[0] for n in (32, 64)]
+    assert 0.32 < seconds[0] < seconds[1] - 0.3
+
+
 def test_a_run_that_continues_keeps_the_rows_until_its_checkpoint(tmp_path):
     model = PPO("MlpPolicy", make_vec_env(Remembering, seed=0), **ROLLOUT)
     before = recorded(model, Remembering, tmp_path)
-    model.num_timesteps = 176
+    model.num_timesteps, model._taken = 176, (100.0, 7.0)  # as in a checkpoint, with what its process had compiled
     callback = Evaluations(str(tmp_path / "PPO.csv"), 320)
     callback.make_envs = partial(make_vec_env, Remembering)
     model.learn(144, callback=callback, reset_num_timesteps=False)
     after = pd.read_csv(callback.file)
     pd.testing.assert_frame_equal(after[:6], before[:6])
     assert list(after["steps"])[6:] == [192, 224, 256, 288, 320] and after["seconds"].is_monotonic_increasing
+    assert after["seconds"][6] > 100 and after["compile_seconds"][6] >= 7 > after["compile_seconds"][5]

@@ -1,5 +1,6 @@
 """The verdict of a comparison, and how often it is wrong."""
 
+import re
 from functools import partial
 
 import numpy as np
@@ -53,6 +54,9 @@ def test_a_lead_that_may_be_chance_is_not_told():
     _, steps, seconds = comparison(A=[1, 4, 6, 8, 10], B=[2, 3, 5, 0, 7]).verdict()
     assert steps[4].startswith("0.72 (0.") and steps[6].startswith("not apart: ") and "to more than 100 seeds" in steps[6]
     assert seconds[6].startswith("not apart: ")
+    # Asked at half of the error of the first verdict, which a second one has
+    error, ends = error_of(2) / 2, [float(end) for end in re.findall(r"[\d.]+", steps[4])[1:]]
+    assert f"{min(seeds_needed(end, error) for end in ends):.0f} to" in steps[6]
 
 
 def test_later_verdicts_and_more_contestants_ask_for_more():

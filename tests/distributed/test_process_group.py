@@ -18,7 +18,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import SubprocVecEnv, VecNormalize
 
-from sb3_ppg import ArgumentError, PhasicCheckpointCallback, aux_buffer_path, latest_checkpoint, process_group
+from sb3_ppg import PPG, ArgumentError, PhasicCheckpointCallback, aux_buffer_path, latest_checkpoint, process_group
 from sb3_ppg.distributed import broadcast, choose_backend, gather, n_processes, rank
 from sb3_ppg.errors import NonFiniteError, ProcessGroupError, WorkerError
 from tests.distributed.test_processes import N_ENVS, N_STEPS, PHASE, make, random_env, shared_state
@@ -150,7 +150,11 @@ def train_and_go_on() -> None:
     schedule = dict(learning_rate=lambda remaining: 1e-3 * remaining, n_policy_iterations=3, stats_window_size=10)
     model = make(env=VecNormalize(random_env()), **schedule)
     rollout = ROLLOUT * n_processes()
-    model.learn(4 * rollout, callback=PhasicCheckpointCallback(2, "checkpoints", keep=1))
+    within = PhasicCheckpointCallback(3, "within", keep=None)
+    model.learn(4 * rollout, callback=[within, PhasicCheckpointCallback(2, "checkpoints", keep=1)])
+    earlier = PPG.load(f"within/ppg_model_{3 * rollout}_steps.zip", env=VecNormalize(random_env()))
+    earlier.learn(rollout, reset_num_timesteps=False)
+    assert earlier.ep_info_buffer.maxlen == len(earlier.ep_info_buffer) == 10
     other = resumed("checkpoints", VecNormalize(random_env()))
     other.env.seed(7 + rank() * N_ENVS)
     other.learn(3 * rollout, reset_num_timesteps=False)

@@ -1,6 +1,7 @@
 """Gymnasium's vector environments as SB3's: nothing is lost or added where an episode ends."""
 
 import copy
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, ClassVar
 
@@ -63,6 +64,38 @@ def test_the_same_steps_as_in_sb3s_own(make, vectorized, mode):
                 assert infos[index]["episode"][name] == pytest.approx(expected[3][index]["episode"][name], abs=1e-3)
     assert n_ends >= 6
     ours.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", AutoresetMode)
+def test_without_shared_memory_no_transition_leads_into_another_episode(mode):
+    """Gymnasium's workers then reset a second time in the step after a reset that was asked for."""
+    warning = pytest.warns(UserWarning, match="without shared memory resets in the step after")
+    with warning if mode == AutoresetMode.NEXT_STEP else nullcontext():
+        env = GymnasiumVecEnv(AsyncVectorEnv([CART_POLE] * 2, shared_memory=False, autoreset_mode=mode))
+    before, n_ends = env.reset(), 0
+    dynamics = gym.make("CartPole-v1").unwrapped
+    for _ in range(60):
+        actions = np.array([env.action_space.sample() for _ in range(2)])
+        observations, _, dones, infos = env.step(actions)
+        for index, action in enumerate(actions):
+            n_ends += dones[index]
+            last = infos[index]["terminal_observation"] if dones[index] else observations[index]
+            dynamics.reset()
+            dynamics.state = before[index]
+            is_lost = mode == AutoresetMode.NEXT_STEP and dones[index] and np.array_equal(last, before[index])
+            assert is_lost or np.allclose(dynamics.step(action)[0], last, atol=1e-4)
+        before = observations
+    assert n_ends >= 4
+    env.close()
+
+
+def test_steps_that_reset_have_vector_rewards_too():
+    """Where environments put them into their infos, and a wrapper with a state resets in the next step."""
+    env = NormalizeObservation(SyncVectorEnv([lambda: VectorRewards(VectorRewardEnv())] * 2))
+    with pytest.warns(UserWarning, match="which is lost for training"):
+        model = PPG("MlpPolicy", env, reward_weights=[0.5, 0.5], **SMALL).learn(64)
+    assert model.num_timesteps == 64
 
 
 class OwnObservations(NormalizeObservation):

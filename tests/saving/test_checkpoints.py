@@ -2,6 +2,7 @@
 
 import os
 import random
+import shutil
 import time
 import tracemalloc
 from contextlib import nullcontext
@@ -60,6 +61,16 @@ def test_a_run_that_continues_logs_to_its_own_tensorboard_folder(tmp_path):
     assert [folder(model) for model in (first, loaded, third)] == ["Mine_1", "Mine_1", "Mine_3"]
     assert [folder(loaded, "Other"), folder(loaded, is_new=True)] == ["Other_1", "Mine_4"]
     assert len([*(tmp_path / "Mine_1").iterdir()]) == 3 and len([*(tmp_path / "Mine_2").iterdir()]) == 1
+
+
+def test_files_of_other_processes_that_were_killed_are_not_taken_for_a_checkpoints(tmp_path):
+    """Two processes were killed before their model was there, and one has gone on from the checkpoint before."""
+    small().learn(16, callback=PhasicCheckpointCallback(1, tmp_path / "other"))
+    (tmp_path / "here").mkdir()
+    stale = tmp_path / "here" / "ppg_model_16_steps.aux_buffer.0_of_2.npz"
+    shutil.copy(tmp_path / "other" / "ppg_model_16_steps.aux_buffer.npz", stale)
+    small().learn(16, callback=PhasicCheckpointCallback(1, tmp_path / "here"))
+    assert not stale.exists() and stale.with_name("ppg_model_16_steps.aux_buffer.npz").exists()
 
 
 def test_a_damaged_checkpoint_is_passed_over(tmp_path):
