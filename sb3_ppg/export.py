@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import torch as th
 from gymnasium import spaces
+from sb3_contrib.common.recurrent.type_aliases import RNNStates
 from stable_baselines3.common.vec_env import VecNormalize
 from torch import nn
 from typing_extensions import override
 
-from sb3_ppg.actions import NestedActions, dtype_of, leaves, n_choices, unvalidated_distributions
+from sb3_ppg.actions import NestedActions, dtype_of, leaves, moderate, n_choices, unvalidated_distributions
 from sb3_ppg.environments.watched import only_normalizer
 from sb3_ppg.errors import ArgumentError, missing_extras_named
 from sb3_ppg.maskable import MaskablePhasicActorCriticPolicy
@@ -64,6 +65,7 @@ class DeterministicPolicy(nn.Module):
         if isinstance(self.policy, MaskablePhasicActorCriticPolicy):
             self.input_names += ["action_masks"]
         if isinstance(self.policy, RecurrentPhasicActorCriticPolicy):
+            vars(self.policy)["_process_sequence"] = _one_step
             self.input_names += ["hidden", "cell", "episode_start"]
             self.output_names += ["next_hidden", "next_cell"]
         names = self.input_names + self.output_names
@@ -86,13 +88,11 @@ class DeterministicPolicy(nn.Module):
         for name, (mean, std, clip) in self.statistics.items():
             parts[name] = ((parts[name].double() - mean) / std).clamp(-clip, clip).float()
         observation = parts if self.is_dict else parts["observation"]
-        if "hidden" in given:  # without sb3-contrib's branch on whether an episode begins, which cannot be traced
-            continues = (~given["episode_start"])[:, None].float()
-            features = self.policy.extract_features(observation, self.policy.pi_features_extractor)
-            before = (given["hidden"] * continues, given["cell"] * continues)
-            memory, states = self.policy.lstm_actor(features[None], before)
-            latent = self.policy.mlp_extractor.forward_actor(memory[0])
-            distribution = self.policy._get_action_dist_from_latent(latent)
+        if "hidden" in given:
+            before = RNNStates(*[(given["hidden"], given["cell"])] * 2)
+            reads = ("distribution", "lstm_states")
+            evaluation = self.policy.evaluate(observation, before, given["episode_start"].float(), reads=reads)
+            distribution, states = evaluation.distribution, evaluation.lstm_states.pi
         else:
             distribution, states = self.policy.evaluate(observation, **given, reads=("distribution",)).distribution, ()
         actions = self.policy.actions.for_environments(distribution.mode().reshape(-1, *self.policy.actions.shape))
@@ -103,13 +103,23 @@ class DeterministicPolicy(nn.Module):
 
     def example_inputs(self, n_envs: int = 2) -> tuple[th.Tensor, ...]:
         """Return inputs for B = ``n_envs``: samples of the observation space, every action possible, new episodes."""
-        inputs = [th.as_tensor(np.stack([space.sample() for _ in range(n_envs)])) for space in self.parts.values()]
+        parts = [moderate(space) for space in self.parts.values()]
+        inputs = [th.as_tensor(np.stack([space.sample() for _ in range(n_envs)])) for space in parts]
         if "action_masks" in self.input_names:
             inputs.append(th.ones(n_envs, self.n_choices, dtype=th.bool))
         if "hidden" in self.input_names:
             hidden = th.zeros(self.policy.lstm_actor.num_layers, n_envs, self.policy.lstm_actor.hidden_size)
             inputs += [hidden, hidden.clone(), th.ones(n_envs, dtype=th.bool)]  # not one tensor: that would be one input
         return tuple(inputs)
+
+
+def _one_step(
+    features: th.Tensor, states: tuple[th.Tensor, ...], episode_starts: th.Tensor, lstm: nn.LSTM
+) -> tuple[th.Tensor, tuple[th.Tensor, ...]]:
+    """Run an LSTM as sb3-contrib's method does, without its branch on whether an episode begins, which cannot be traced."""
+    continues = (1 - episode_starts)[:, None]
+    memory, after = lstm(features[None], (states[0] * continues, states[1] * continues))
+    return memory[0], after
 
 
 def to_onnx(model: PPG, path: str | Path, vec_normalize: VecNormalize | None = None) -> None:

@@ -13,6 +13,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from sb3_ppg import PPG, ArgumentError, ImpalaCNN, MaskablePPG, RecurrentPPG, export
 from sb3_ppg.actions import leaves, structure
+from sb3_ppg.policies.lstm import RecurrentPhasicActorCriticPolicy
 from tests.actions.test_nested import MaskedNested
 from tests.helpers import DICT, MASKED_ACTIONS, NESTED, SMALL, VECTOR, image_space, masked_envs, random_envs
 
@@ -33,6 +34,20 @@ MODELS = {
     "nested": (PPG, "MlpPolicy", VECTOR, NESTED, dict(policy_kwargs=dict(squash_output=True))),
     "nested, LSTM": (RecurrentPPG, "MlpLstmPolicy", VECTOR, NESTED, {}),
 }
+
+
+class Chooses(RecurrentPhasicActorCriticPolicy):
+    """Never takes the first action."""
+
+    def evaluate(self, obs, *inputs, **options):
+        evaluation = super().evaluate(obs, *inputs, **options)
+        if evaluation.distribution is not None:
+            logits = evaluation.distribution.distribution.logits
+            evaluation.distribution.proba_distribution(logits - 1e8 * th.eye(logits.shape[1])[0])
+        return evaluation
+
+
+MODELS["LSTM of one's own"] = (RecurrentPPG, Chooses, VECTOR, spaces.Discrete(3), {})
 MASKED = [*(f"masked {actions}" for actions in MASKED_ACTIONS), "masked nested"]
 # Between them, all parts of exported policies: each kind of actions, of observations, of memory, and both normalizations
 FILES = ["gSDE", "images", "LSTM, Dict", "masked nested"]

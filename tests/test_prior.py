@@ -324,6 +324,13 @@ def test_the_warm_up_does_not_begin_again_with_more_environments(tmp_path):
     assert changed(policy_of(model), policy_of(loaded))
 
 
+def test_a_shared_model_goes_on_with_its_warm_up(tmp_path):
+    model = PPG("MlpPolicy", random_envs(), **SMALL, n_value_warmup=3).learn(ROLLOUT)
+    hub.save_pretrained(model, tmp_path)
+    loaded = hub.from_pretrained(tmp_path, env=random_envs()).learn(ROLLOUT, reset_num_timesteps=False)
+    assert not changed(policy_of(model), policy_of(loaded)) and changed(model, loaded)
+
+
 def test_a_value_function_on_the_policys_layers_is_refused():
     for policy_kwargs in (dict(architecture="shared"), dict(share_features_extractor=True)):
         with pytest.raises(ArgumentError, match="`n_value_warmup`=1 cannot work: the value function shares layers"):

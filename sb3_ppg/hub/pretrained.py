@@ -25,6 +25,7 @@ from stable_baselines3.common.utils import get_device
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize, VecTransposeImage, unwrap_vec_normalize
 
 from sb3_ppg import prior
+from sb3_ppg.actions import moderate
 from sb3_ppg.arguments import argument_names, without_numpy
 from sb3_ppg.environments.watched import only_normalizer, statistics
 from sb3_ppg.errors import ModelFormatError, missing_extras_named, raised_as
@@ -77,7 +78,7 @@ def save_pretrained(model: PPG, folder: str | Path, custom_objects: Mapping[str,
     :raises OSError: if the files cannot be written; earlier ones are left as they were
     """
     custom = custom_objects or {}
-    normalizer = only_normalizer(model.env)
+    normalizer = only_normalizer(model.env) if model.env is not None else model.get_vec_normalize_env()
     arrays = all_arrays(model)
     for name, rms in {} if normalizer is None else statistics(normalizer).items():
         arrays |= {f"vec_normalize.{name}.{part}": th.as_tensor(array) for part, array in moments_of(rms).items()}
@@ -139,6 +140,7 @@ def from_pretrained(
         venv: Any = None if env is None else PPG._wrap_env(env)
         model, saved = read_model(Path(folder), device, custom_objects, None if venv is None else venv.num_envs)
         if venv is None:
+            model._vec_normalize_env = saved  # to be shared again
             return model
         with raised_as(ModelFormatError, "`env` is not what the model was trained in"):
             if saved is not None and unwrap_vec_normalize(venv) is None:
@@ -228,8 +230,9 @@ def _read(
 @th.no_grad()
 def _check_outputs(model: PPG) -> None:
     """Evaluate the networks for one observation, and raise an error if a result is not finite."""
-    model.observation_space.seed(0)
-    observation = model.observation_space.sample()
+    space = moderate(model.observation_space)
+    space.seed(0)
+    observation = space.sample()
     model.predict(observation)
     tensors, _ = model.policy.obs_to_tensor(observation)
     _, aux_values, values, _ = model.policy.evaluate_auxiliary(tensors)

@@ -182,6 +182,7 @@ class Counters(Struct, forbid_unknown_fields=True):
     _n_updates: Count
     _n_aux_phases: Count
     _n_rollouts: Count
+    _warmup_end: Count = 0
 
 
 class Normalization(Struct, forbid_unknown_fields=True):

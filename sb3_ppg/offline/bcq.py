@@ -8,6 +8,7 @@ import numpy as np
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.buffers import DictReplayBuffer, NStepReplayBuffer, ReplayBuffer
+from stable_baselines3.common.callbacks import CallbackList, ProgressBarCallback
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Schedule
@@ -131,6 +132,8 @@ class BCQ(OffPolicyAlgorithm):
     def _setup_model(self) -> None:
         check_each_argument(self)
         remedy = "SB3 has no n-step buffer for dictionaries of observations; use 1"
+        stored = not self.replay_buffer_kwargs.get("optimize_memory_usage")
+        require(self, stored, "replay_buffer_kwargs", "data has next observations of its own; leave out optimize_memory_usage")
         require(self, self.n_steps == 1 or not isinstance(self.observation_space, spaces.Dict), "n_steps", remedy)
         self._setup_lr_schedule()
         self.set_random_seed(self.seed)
@@ -210,7 +213,10 @@ class BCQ(OffPolicyAlgorithm):
             options = (self._log_folder, self.tensorboard_log, self.verbose)
             self._logger = logger_of_run(*options, tb_log_name, reset_num_timesteps)
             self._log_folder = self._logger.dir or ""
-        callback = self._init_callback(callback, progress_bar)
+        callback = self._init_callback(callback)
+        if progress_bar:
+            callback = CallbackList([callback, _ProgressBar()])
+            callback.init_callback(self)
         callback.on_training_start(locals(), globals())
         while self.num_timesteps < total_timesteps:
             self.train(1, self.batch_size)
@@ -300,6 +306,15 @@ class BCQ(OffPolicyAlgorithm):
     @override
     def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
         return ["policy", *(f"policy.{name}" for name in self.policy.optimizer_names)], []
+
+
+class _ProgressBar(ProgressBarCallback):
+    """SB3's, which would count a step of each environment."""
+
+    @override
+    def _on_step(self) -> bool:
+        self.pbar.update()
+        return True
 
 
 def _step(optimizer: Any, loss: th.Tensor) -> None:

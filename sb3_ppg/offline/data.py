@@ -176,7 +176,13 @@ def fit_normalizers(env: VecEnv | None, data: Dataset, is_trained: bool) -> None
             statistics.mean, statistics.var = samples.mean(axis=0, dtype=np.float64), samples.var(axis=0, dtype=np.float64)
             statistics.count = len(samples)
 
+    def check(statistics: RunningMeanStd, samples: Any) -> None:
+        if statistics.mean.shape != samples.shape[1:]:
+            raise ArgumentError("`env` cannot work: a wrapper around VecNormalize changes the observations: put it inside")
+
     for normalizer in normalizers(env):
+        if normalizer.norm_obs:
+            map_arrays(check, normalizer.obs_rms, data.observations)
         if normalizer.training and normalizer.norm_obs:
             map_arrays(fit, normalizer.obs_rms, data.observations)
         if normalizer.training and normalizer.norm_reward:
@@ -287,7 +293,7 @@ def record(
     :raises ArgumentError: for numbers that cannot work, Dict and Tuple actions, and agents that need action masks
     """
     check_values(n_steps=n_steps, noise=noise, random_episodes=random_episodes)
-    if "action_masks" in inspect.signature(agent.predict).parameters:
+    if "action_masks" in inspect.signature(getattr(agent, "policy", agent).predict).parameters:  # also of a `Player`
         raise ArgumentError(f"`agent` cannot be recorded: {type(agent).__name__} needs action masks, which data does not hold")
     normalizer = only_normalizer(env)
     if normalizer is env:
@@ -319,7 +325,8 @@ def record(
         limits = np.array([info.get("TimeLimit.truncated", False) for info in infos])
         following, last = map_arrays(np.array, following), map_arrays(np.array, following)  # environments may reuse it
         for i in np.flatnonzero(starts):
-            replace_observations(last, infos[i]["terminal_observation"], i)
+            if "terminal_observation" in infos[i] or limits[i]:  # after a termination, nothing looks at it
+                replace_observations(last, infos[i]["terminal_observation"], i)
         steps.append((observations, actions, rewards.copy(), last, starts & ~limits, limits))
         observations = following
         is_random = np.where(starts, rng.random(n_envs) < random_episodes, is_random)

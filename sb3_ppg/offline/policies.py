@@ -210,6 +210,14 @@ class BCQPolicy(BasePolicy):
             target.eval()
 
     @override
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *others: Any) -> None:
+        """Take as many of the codes as this policy has, and keep its own where there are fewer."""
+        if (name := f"{prefix}codes") in state_dict:
+            saved = state_dict[name][: len(self.codes)].to(self.codes)
+            state_dict = state_dict | {name: th.cat([saved, self.codes[len(saved) :]])}
+        super()._load_from_state_dict(state_dict, prefix, *others)
+
+    @override
     def scale_action(self, action: np.ndarray) -> np.ndarray:
         return self.actions.from_environments(th.as_tensor(action)).numpy()
 

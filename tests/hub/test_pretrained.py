@@ -16,12 +16,14 @@ import pytest
 import torch as th
 from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
+from gymnasium.wrappers import TransformObservation
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.utils import set_random_seed
 from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecNormalize, VecTransposeImage
 
 from sb3_ppg import PPG, ArgumentError, MlpPolicy
 from sb3_ppg.errors import ModelFormatError
+from sb3_ppg.export import DeterministicPolicy
 from sb3_ppg.hub import from_pretrained, load_vec_normalize, save_pretrained
 from sb3_ppg.hub.pretrained import DESCRIPTION
 from sb3_ppg.hub.schema import Counters, Space, make_space, space_struct
@@ -323,6 +325,25 @@ WIDE: dict[str, tuple] = {
     "coefficients of a Tuple": (BOX, PARTS, {}, dict(ent_coef={0: 0.1, 1: {0: {0: np.float32(0.0)}}})),
     "coefficients of odd keys": (BOX, spaces.Dict({"$a": BOX, "b": BOX}), {}, dict(ent_coef={"$a": 0.1, "b": 0.0})),
 }
+
+
+def test_bounds_that_say_nothing_do_not_keep_a_model_from_being_shared_and_exported(tmp_path):
+    """They are the largest numbers, between which Gymnasium cannot draw a sample."""
+    largest = spaces.Box(-np.finfo(np.float64).max, np.finfo(np.float64).max, BOX.shape, np.float64)
+    env = TransformObservation(RandomEnv(BOX, spaces.Discrete(2)), lambda obs: obs.astype(np.float64), largest)
+    model = PPG("MlpPolicy", env, **SMALL).learn(10)
+    save_pretrained(model, tmp_path)
+    assert same(from_pretrained(tmp_path, device="cpu"), model)
+    (inputs,) = DeterministicPolicy(model).example_inputs()
+    assert inputs.isfinite().all()
+
+
+def test_a_model_that_was_loaded_without_an_environment_is_shared_with_its_statistics(tmp_path):
+    model = PPG("MlpPolicy", VecNormalize(DummyVecEnv([lambda: RandomEnv(BOX, spaces.Discrete(2))])), **SMALL).learn(10)
+    save_pretrained(model, tmp_path / "first")
+    save_pretrained(from_pretrained(tmp_path / "first"), tmp_path / "second")
+    first, second = (load_vec_normalize(tmp_path / name) for name in ("first", "second"))
+    assert np.array_equal(first.obs_rms.mean, second.obs_rms.mean) and first.obs_rms.mean.any()
 
 
 @pytest.mark.parametrize(("observations", "actions", "normalization", "arguments"), WIDE.values(), ids=WIDE)

@@ -6,6 +6,7 @@ from operator import itemgetter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pandas as pd
@@ -17,6 +18,7 @@ from stable_baselines3.common.callbacks import CheckpointCallback, EvalCallback
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.logger import configure
 from stable_baselines3.common.vec_env import VecNormalize
+from tqdm.rich import tqdm
 
 from sb3_ppg import ArgumentError, NonFiniteLossError
 from sb3_ppg.arrays import map_arrays
@@ -274,10 +276,23 @@ def test_callbacks_logs_and_progress_bar(tmp_path):
     model.learn(10, [evaluation, CheckpointCallback(5, tmp_path)], log_interval=4, progress_bar=True)
     assert np.load(tmp_path / "evaluations.npz")["timesteps"].tolist() == [4, 8]
     assert (tmp_path / "rl_model_10_steps.zip").exists()
+    two = BCQ("MlpPolicy", random_envs(VECTOR, BOX), dataset=random_data(VECTOR, BOX), **TINY)
+    with patch.object(tqdm, "update", autospec=True) as update:
+        two.learn(3, progress_bar=True)
+    assert [call.args[1:] for call in update.call_args_list] == [()] * 3  # each counts as one step, with two environments
     log = pd.read_csv(tmp_path / "progress.csv")
     for name in ("critic_loss", "actor_loss", "reconstruction_loss", "latent_kl", "q_value"):
         assert log[f"train/{name}"].count() == 3  # after 4, 8 and 10 steps
     assert model.learn(100, callback=lambda local, _: local["self"].num_timesteps < 10).num_timesteps == 10
+
+
+@pytest.mark.parametrize("n_play_samples", [5, 20])
+def test_a_loaded_model_may_play_with_more_or_fewer_samples(n_play_samples, tmp_path):
+    model = make()
+    model.save(tmp_path / "model")
+    loaded = BCQ.load(tmp_path / "model", n_play_samples=n_play_samples)
+    n = min(n_play_samples, 10)
+    assert len(loaded.policy.codes) == n_play_samples and th.equal(loaded.policy.codes[:n], model.policy.codes[:n])
 
 
 def test_a_run_that_continues_logs_to_its_own_tensorboard_folder(tmp_path):
@@ -297,6 +312,7 @@ def test_a_loss_that_is_not_finite_is_named():
 def test_arguments_that_cannot_work_are_refused():
     for kwargs, message in (
         (dict(phi=-1), r"`phi`=-1 cannot work"),
+        (dict(replay_buffer_kwargs=dict(optimize_memory_usage=True)), "`replay_buffer_kwargs`=.*leave out optimize_memory"),
         (dict(policy_kwargs=dict(net_arch=dict(pi=[64], qf=[64]))), r"`net_arch`=.* cannot work: use a list of integers"),
         (dict(action_space=THREE, threshold=1.0), r"`threshold`=1.0 cannot work: use a number from 0 to below 1"),
         (dict(dataset=random_data(VECTOR, THREE)), "`actions` have shape"),

@@ -12,13 +12,14 @@ from stable_baselines3.common.buffers import DictReplayBuffer, ReplayBuffer
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecFrameStack, VecNormalize
 
-from sb3_ppg import PPG, ArgumentError, MaskablePPG
+from sb3_ppg import PPG, ArgumentError, MaskablePPG, Player
 from sb3_ppg.arrays import map_arrays
 from sb3_ppg.offline import Dataset, load_dataset, record, save_as_minari
 from sb3_ppg.offline.data import COLUMNS
 from sb3_ppg.zoo.environments import CutEpisodes
 from tests.helpers import BOX, DICT, SMALL, VECTOR, RandomEnv, Reusing, image_space, masked_envs, random_envs
 from tests.offline.test_bcq import THREE
+from tests.test_checking import without_any_last
 
 TWO = spaces.Discrete(2)
 
@@ -331,9 +332,17 @@ def test_a_name_that_cannot_be_saved_under_is_refused_and_leaves_nothing(store):
     assert len(load_dataset("test/there-v0")) == 6
 
 
+def test_an_end_without_a_last_observation_is_recorded_if_nothing_needs_it():
+    env = without_any_last()
+    data = record(PPG("MlpPolicy", env, **SMALL), env, 60, seed=0)
+    assert data.terminations.sum() > 2
+
+
 def test_agents_that_need_masks_and_nested_actions_are_refused():
     with pytest.raises(ArgumentError, match="`agent` cannot be recorded: MaskablePPG needs action masks"):
         record(MaskablePPG("MlpPolicy", masked_envs(), **SMALL), masked_envs(), 10)
+    with pytest.raises(ArgumentError, match="needs action masks"):
+        record(Player(MaskablePPG("MlpPolicy", masked_envs(), **SMALL), epsilon=0.1), masked_envs(), 10)
     env = random_envs(VECTOR, spaces.Dict(a=THREE))
     with pytest.raises(ArgumentError, match="recorded actions are arrays of numbers, these are Dict"):
         record(PPG("MlpPolicy", env, **SMALL), env, 10)

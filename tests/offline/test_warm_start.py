@@ -9,7 +9,7 @@ from gymnasium import spaces
 from sb3_contrib import RecurrentPPO
 from stable_baselines3 import PPO
 from stable_baselines3.common.logger import Logger
-from stable_baselines3.common.vec_env import VecNormalize
+from stable_baselines3.common.vec_env import VecFrameStack, VecNormalize
 
 from sb3_ppg import PPG, ArgumentError, MaskablePPG, NormalizedRewardRolloutBuffer, RecurrentPPG, RewardNormalizer
 from sb3_ppg.offline import BCQ, Dataset
@@ -161,6 +161,9 @@ def test_actions_of_every_kind_are_cloned(space):
 
 def test_what_it_is_not_for_is_refused():
     data = random_data(VECTOR, THREE)
+    stacked = VecFrameStack(VecNormalize(random_envs(VECTOR, THREE)), 2)
+    with pytest.raises(ArgumentError, match="a wrapper around VecNormalize changes the observations"):
+        PPG("MlpPolicy", stacked, **SMALL).warm_start(random_data(stacked.observation_space, THREE))
     for model in (MaskablePPG("MlpPolicy", masked_envs(), **SMALL), RecurrentPPG("MlpLstmPolicy", random_envs(), **SMALL)):
         with pytest.raises(ArgumentError, match=r"`warm_start` is for .* algorithms without memory and masks"):
             model.warm_start(data)
