@@ -181,7 +181,7 @@ def moderate(space: spaces.Space) -> spaces.Space:
         return spaces.Dict({name: moderate(part) for name, part in space.items()})
     if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):
         low, high = (np.clip(bound, -10, 10) for bound in (space.low, space.high))
-        return spaces.Box(low, high, dtype=space.low.dtype.type)
+        return spaces.Box(low, high, space.shape, space.low.dtype.type)
     return space
 
 

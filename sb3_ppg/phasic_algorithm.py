@@ -196,12 +196,14 @@ class PhasicAlgorithm(PhasicInterface):
 
     def _log_and_end(self, on_training_end: Callable[[], None]) -> None:
         """End a run, after its last values have been written, which SB3 would lose: it dumps the log before each update."""
-        if self.session.is_logged and self.logger.name_to_value:
-            values = dict(self.logger.name_to_value)
-            self.dump_logs()
-            for name, value in values.items():  # these stay readable, and are not written again
-                self.logger.record(name, value, exclude=Everywhere())
-        on_training_end()
+        try:
+            if self.session.is_logged and self.logger.name_to_value:
+                values = dict(self.logger.name_to_value)
+                self.dump_logs()
+                for name, value in values.items():  # these stay readable, and are not written again
+                    self.logger.record(name, value, exclude=Everywhere())
+        finally:  # checkpoints are saved although the log may be broken
+            on_training_end()
 
     def warm_start(
         self, dataset: Any, agent: Any = None, n_epochs: int = 10, batch_size: int = 256, fit_std: bool = True

@@ -13,7 +13,7 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.logger import KVWriter, configure
 from stable_baselines3.common.vec_env import SubprocVecEnv
 
-from sb3_ppg import PhasicCallback
+from sb3_ppg import PhasicCallback, PhasicCheckpointCallback, latest_checkpoint
 from tests.helpers import RandomEnv, learn_and_log
 from tests.helpers import make_with_papers_values as make
 
@@ -118,6 +118,15 @@ def test_the_last_phase_is_logged_once_and_stays_readable(tmp_path):
     assert Writer.rows == [None, None, None, 1, None, None]
     assert [row["time/total_timesteps"] for row in rows] == ["16", "32", "48", "48", "64", "64"]
     assert [row["train/n_updates"] for row in rows] == ["", "1", "2", "3", "", "4"]
+
+
+def test_a_log_that_breaks_at_the_end_does_not_keep_the_last_checkpoint_from_being_saved(tmp_path):
+    model = make()
+    model.learn(PHASE)
+    model.dump_logs = lambda *_: exec("raise OSError")
+    with pytest.raises(OSError):
+        model.learn(16, PhasicCheckpointCallback(100, tmp_path), log_interval=100, reset_num_timesteps=False)
+    assert latest_checkpoint(tmp_path).name == f"ppg_model_{PHASE + 16}_steps.zip"
 
 
 def test_a_callback_may_close_the_log_when_training_ends(tmp_path):

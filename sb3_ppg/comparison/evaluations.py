@@ -12,6 +12,7 @@ import pandas as pd
 import psutil
 from sb3_contrib.common.maskable.utils import get_action_masks, is_masking_supported
 from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.utils import set_random_seed
 from stable_baselines3.common.vec_env import VecEnv, sync_envs_normalization
 from typing_extensions import override
@@ -62,7 +63,7 @@ class Evaluations(BaseCallback):
         known = pd.read_csv(self.file) if self.file.exists() else pd.DataFrame({"steps": []})
         known = known[known["steps"] <= self.num_timesteps]
         self.training_returns: list[float] = []
-        self.n_rows = len(known)
+        self.n_rows = len(known) if self.num_timesteps > 0 else 0  # a run without checkpoints starts again
         self.start, self.compiled_before = self.clock(), 0.0
         if self.n_rows > 0:
             known.to_csv(self.file, index=False)
@@ -74,8 +75,9 @@ class Evaluations(BaseCallback):
 
     @override
     def _on_rollout_start(self) -> None:
-        """Note the seconds for a checkpoint, which is saved after this."""
-        vars(self.model)["_taken"] = self.clock() - self.start, self._compile_seconds()
+        """Note the seconds for a checkpoint, which is saved after this; off-policy algorithms have none."""
+        if isinstance(self.model, OnPolicyAlgorithm):
+            vars(self.model)["_taken"] = self.clock() - self.start, self._compile_seconds()
 
     _on_training_end = _on_rollout_start
 

@@ -3,12 +3,13 @@
 import time
 from collections import deque
 from typing import Any, ClassVar, Self
+from unittest.mock import patch
 
 import numpy as np
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.buffers import DictReplayBuffer, NStepReplayBuffer, ReplayBuffer
-from stable_baselines3.common.callbacks import CallbackList, ProgressBarCallback
+from stable_baselines3.common.callbacks import ProgressBarCallback
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Schedule
@@ -213,10 +214,8 @@ class BCQ(OffPolicyAlgorithm):
             options = (self._log_folder, self.tensorboard_log, self.verbose)
             self._logger = logger_of_run(*options, tb_log_name, reset_num_timesteps)
             self._log_folder = self._logger.dir or ""
-        callback = self._init_callback(callback)
-        if progress_bar:
-            callback = CallbackList([callback, _ProgressBar()])
-            callback.init_callback(self)
+        with patch("stable_baselines3.common.base_class.ProgressBarCallback", _ProgressBar):
+            callback = self._init_callback(callback, progress_bar)
         callback.on_training_start(locals(), globals())
         while self.num_timesteps < total_timesteps:
             self.train(1, self.batch_size)

@@ -138,7 +138,7 @@ class Manager(ExperimentManager):
             print("Loading the best trial of the study" if self.trial_id is None else f"Loading trial {self.trial_id}")
             with raised_as(ArgumentError, f"no such trial of study {self.study_name!r} in {self.storage}", ImportError):
                 trial = self.load_trial(self.storage, self.study_name, self.trial_id)
-            networks = trial.pop("policy_kwargs", {})
+            networks = trial.pop("policy_kwargs", {}) if self.is_ours or self.algo in OFFLINE else {}
             self.custom_hyperparams = {**trial, **(self.custom_hyperparams or {})}
             self.trial_id = None  # it is loaded; rl_zoo3 2.9.2 takes trial 0 for no trial, and no trial for no study
         if self.dataset is not None:

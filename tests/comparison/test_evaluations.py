@@ -11,7 +11,7 @@ import pytest
 import torch as th
 from gymnasium import spaces
 from sb3_contrib.common.envs import InvalidActionEnvDiscrete
-from stable_baselines3 import A2C, PPO
+from stable_baselines3 import A2C, DQN, PPO
 from stable_baselines3.common.atari_wrappers import EpisodicLifeEnv
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import SubprocVecEnv, VecFrameStack, VecNormalize
@@ -165,6 +165,24 @@ def test_a_checkpoint_knows_the_seconds_until_then(tmp_path):
     model.learn(64, callback=[callback, PhasicCheckpointCallback(1, tmp_path, keep=None)])
     seconds = [PPG.load(tmp_path / f"ppg_model_{n}_steps.zip")._taken[0] for n in (32, 64)]
     assert 0.32 < seconds[0] < seconds[1] - 0.3
+
+
+def test_a_run_that_starts_again_keeps_no_rows(tmp_path):
+    for n_steps in (64, 320):  # the first is killed, without a checkpoint
+        callback = Evaluations(str(tmp_path / "PPO.csv"), 320)
+        callback.make_envs = partial(make_vec_env, Remembering)
+        PPO("MlpPolicy", make_vec_env(Remembering, seed=0), **ROLLOUT).learn(n_steps, callback=callback)
+    assert list(pd.read_csv(callback.file)["steps"]) == [*range(0, 321, 32)]
+
+
+def test_the_clock_is_not_asked_at_each_step_of_an_off_policy_algorithm(tmp_path, monkeypatch):
+    asked: list[int] = []
+    monkeypatch.setitem(evaluations.CLOCKS, "processor", lambda: asked.append(0) or time.perf_counter())
+    callback = Evaluations(str(tmp_path / "DQN.csv"), 100)
+    callback.make_envs = partial(make_vec_env, Remembering)
+    callback.n_episodes = callback.n_envs = 1
+    DQN("MlpPolicy", make_vec_env(Remembering, seed=0), train_freq=1, device="cpu").learn(100, callback=callback)
+    assert len(asked) <= 2 + 2 * 11
 
 
 def test_a_run_that_continues_keeps_the_rows_until_its_checkpoint(tmp_path):

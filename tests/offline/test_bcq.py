@@ -14,7 +14,7 @@ import pytest
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.buffers import NStepReplayBuffer
-from stable_baselines3.common.callbacks import CheckpointCallback, EvalCallback
+from stable_baselines3.common.callbacks import BaseCallback, CheckpointCallback, EvalCallback
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.logger import configure
 from stable_baselines3.common.vec_env import VecNormalize
@@ -269,6 +269,16 @@ def test_deterministic_play_is_the_best_of_the_same_samples_and_other_play_sampl
     assert len(np.unique(sampled, axis=0)) > 1
 
 
+class Begins(BaseCallback):
+    n = 0
+
+    def _init_callback(self) -> None:
+        Begins.n += 1
+
+    def _on_step(self) -> bool:
+        return True
+
+
 def test_callbacks_logs_and_progress_bar(tmp_path):
     model = make(verbose=0)
     evaluation = EvalCallback(RandomEnv(VECTOR, BOX), n_eval_episodes=1, eval_freq=4, log_path=tmp_path, verbose=0)
@@ -278,7 +288,8 @@ def test_callbacks_logs_and_progress_bar(tmp_path):
     assert (tmp_path / "rl_model_10_steps.zip").exists()
     two = BCQ("MlpPolicy", random_envs(VECTOR, BOX), dataset=random_data(VECTOR, BOX), **TINY)
     with patch.object(tqdm, "update", autospec=True) as update:
-        two.learn(3, progress_bar=True)
+        two.learn(3, Begins(), progress_bar=True)
+    assert Begins.n == 1
     assert [call.args[1:] for call in update.call_args_list] == [()] * 3  # each counts as one step, with two environments
     log = pd.read_csv(tmp_path / "progress.csv")
     for name in ("critic_loss", "actor_loss", "reconstruction_loss", "latent_kl", "q_value"):

@@ -8,6 +8,7 @@ import yaml
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
+from stable_baselines3 import PPO
 from stable_baselines3.common.env_util import make_vec_env
 
 from sb3_ppg import PPG
@@ -80,3 +81,16 @@ def test_optimize_and_train_a_trial_again(tmp_path):
             made = getattr(model, name)
             value = value | dict(ortho_init=False) if name == "policy_kwargs" else value
             assert (made(1.0) if callable(made) else made) == value, name
+
+
+def test_trials_of_other_algorithms_are_trained_again_as_they_were(tmp_path):
+    """For these, the Zoo replaces the networks of the file."""
+    networks = '{policy: MlpPolicy, n_timesteps: 64, policy_kwargs: "dict(ortho_init=False)"}'
+    (tmp_path / "mine.yml").write_text(f"CartPole-v1: {networks}")
+    study = ("train", "--algo", "ppo", "--env", "CartPole-v1", "-conf", "mine.yml", "--storage", "s.log", "--study-name", "s")
+    search = ("-optimize", "-n", "64", "--n-trials", "1", "--n-evaluations", "1", "--eval-episodes", "1", "--no-optim-plots")
+    run(*study, *search, cwd=tmp_path)
+    run(*study, "--eval-freq", "-1", cwd=tmp_path)
+    (file,) = tmp_path.glob("logs/ppo/*/CartPole-v1.zip")
+    model = PPO.load(file, device="cpu")
+    assert {*model.policy_kwargs} == {"net_arch", "activation_fn"}
