@@ -503,19 +503,17 @@ class NestedActions(Actions):
 
     @override
     def kl(self, distribution: "NestedDistribution", first: th.Tensor, second: th.Tensor) -> th.Tensor:
-        return self._leaf_kls(distribution, first, second).sum(dim=0)
+        return th.stack([kind.kl(*leaf) for kind, *leaf in self._by_leaf(distribution, first, second)]).sum(dim=0)
 
     @override
     def prior_kl(self, distribution: "NestedDistribution", prior_parameters: th.Tensor) -> th.Tensor:
-        sizes = [parameters.shape[1] for parameters in self._leaf_parameters(distribution)]
-        parts = zip(self.kinds, distribution.distributions, prior_parameters.split(sizes, dim=1), strict=True)
-        kls = th.stack([kind.prior_kl(*leaf) for kind, *leaf in parts])
+        kls = th.stack([kind.prior_kl(*leaf) for kind, *leaf in self._by_leaf(distribution, prior_parameters)])
         return self.weights["prior_coef"].to(kls) @ kls
 
-    def _leaf_kls(self, distribution: "NestedDistribution", first: th.Tensor, second: th.Tensor) -> th.Tensor:
-        sizes = [parameters.shape[1] for parameters in self._leaf_parameters(distribution)]
-        parts = zip(self.kinds, distribution.distributions, first.split(sizes, dim=1), second.split(sizes, dim=1), strict=True)
-        return th.stack([kind.kl(*leaf) for kind, *leaf in parts])
+    def _by_leaf(self, distribution: "NestedDistribution", *parameters: th.Tensor) -> Iterator[tuple[Any, ...]]:
+        """Return each leaf's kind, its distribution, and its part of each of the parameters, (B, P)."""
+        sizes = [own.shape[1] for own in self._leaf_parameters(distribution)]
+        return zip(self.kinds, distribution.distributions, *(each.split(sizes, dim=1) for each in parameters), strict=True)
 
     def _leaf_parameters(self, distribution: "NestedDistribution") -> list[th.Tensor]:
         return [kind.parameters(leaf) for kind, leaf in zip(self.kinds, distribution.distributions, strict=True)]

@@ -171,7 +171,7 @@ class GymnasiumVecEnv(EpisodicVecEnv):
                 remedy = f"use {SAME_STEP} if the class takes it, {other}"
             self.lost_steps = f"{name} resets in the step after an episode's end, which is lost for training", remedy
             warn(": ".join(self.lost_steps))
-        # Last observations and zeros for vector rewards, by environment, of episodes that ended in the previous step
+        # Last observations and, from infos, vector rewards, by environment, of episodes that ended in the previous step
         self._last: dict[int, tuple[Any, Any]] = {}
         self.reward_weights: np.ndarray | None = None  # a number for each component of vector rewards
         super().__init__(env.num_envs, env.single_observation_space, env.single_action_space)
@@ -203,16 +203,16 @@ class GymnasiumVecEnv(EpisodicVecEnv):
                 self.reset_infos[index] = infos[index]
                 last, infos[index] = infos[index].pop("final_obs"), infos[index].pop("final_info", {})
             infos[index] |= self._end_episode(index, last, bool(truncated[index] and not terminated[index]))
-        for index, (last, no_reward) in self._last.items():  # environments that were reset in this step
+        for index, (last, vector) in self._last.items():  # environments that were reset in this step
             self.reset_infos[index] = infos[index]
-            infos[index] = self._end_episode(index, last, True) | no_reward
+            infos[index] = self._end_episode(index, last, True)
+            if vector is not None:
+                infos[index]["vector_reward"] = np.zeros_like(vector)
             del infos[index]["episode"]  # of the one step that resets
             dones[index] = True
             rewards[index] = given[index] = 0  # which wrappers may have changed
         if self._resets_on_next_step:
-            vectors = {index: infos[index].get("vector_reward") for index in finished}
-            no_rewards = {i: {} if one is None else {"vector_reward": np.zeros_like(one)} for i, one in vectors.items()}
-            self._last = {index: (observation_at(observations, index), no_rewards[index]) for index in finished}
+            self._last = {i: (observation_at(observations, i), infos[i].get("vector_reward")) for i in finished}
         elif finished and self.mode != AutoresetMode.SAME_STEP:
             first, first_infos = self.env.reset(options={"reset_mask": dones.copy()})
             for index in finished:

@@ -78,7 +78,7 @@ def save_pretrained(model: PPG, folder: str | Path, custom_objects: Mapping[str,
     :raises OSError: if the files cannot be written; earlier ones are left as they were
     """
     custom = custom_objects or {}
-    normalizer = only_normalizer(model.env) if model.env is not None else model.get_vec_normalize_env()
+    normalizer = only_normalizer(model.env) or model.get_vec_normalize_env()
     arrays = all_arrays(model)
     for name, rms in {} if normalizer is None else statistics(normalizer).items():
         arrays |= {f"vec_normalize.{name}.{part}": th.as_tensor(array) for part, array in moments_of(rms).items()}

@@ -183,8 +183,8 @@ def fit_normalizers(env: VecEnv | None, data: Dataset, is_trained: bool) -> None
     for normalizer in normalizers(env):
         if normalizer.norm_obs:
             map_arrays(check, normalizer.obs_rms, data.observations)
-        if normalizer.training and normalizer.norm_obs:
-            map_arrays(fit, normalizer.obs_rms, data.observations)
+            if normalizer.training:
+                map_arrays(fit, normalizer.obs_rms, data.observations)
         if normalizer.training and normalizer.norm_reward:
             running, returns = 0.0, np.zeros(len(data))  # as VecNormalize sums rewards up
             for step, (reward, ends) in enumerate(zip(data.rewards, data.terminations | data.truncations, strict=True)):

@@ -114,10 +114,11 @@ class PhasicCheckpointCallback(PhasicCallback):
             return
         self._latest = broadcast(max(time.time_ns(), self._latest + 1))  # a clock may be set back
         self.model._checkpoint = [self._run, self._latest]
-        own, size = file_of_process(aux_buffer_path(path)), "" if n_processes() == 1 else f"_of_{n_processes()}"
-        for other in files_of_processes(aux_buffer_path(path)) if rank() == 0 else []:
-            if other != own and not (size and other.stem.endswith(size)):  # of others, killed before their model was there
+        states = aux_buffer_path(path)
+        if rank() == 0:  # files of another number of processes, which were killed before their model was there
+            for other in {*files_of_processes(states)} - {*files_of_processes(states, n_processes())}:
                 other.unlink(missing_ok=True)
+        own = file_of_process(states)
         with atomic_writes(*([own, path] if n_processes() == 1 else [own])) as (state, *model_file):
             write_training_state(self.model, state)
             for temporary in model_file:

@@ -34,10 +34,11 @@ def file_of_process(path: Path) -> Path:
     return path if n_processes() == 1 else path.with_name(own)
 
 
-def files_of_processes(path: Path) -> list[Path]:
-    """Return the existing files of all processes, of any number of processes."""
-    several = path.parent.glob(f"{glob.escape(path.stem)}.*_of_*{path.suffix}")
-    return sorted(file for file in (path, *several) if file.exists())
+def files_of_processes(path: Path, n: int | None = None) -> list[Path]:
+    """Return the existing files of all processes, of ``n`` processes; None: of any number."""
+    alone = [path] if n in (None, 1) else []
+    several = path.parent.glob(f"{glob.escape(path.stem)}.*_of_{'*' if n is None else n}{path.suffix}")
+    return sorted(file for file in (*alone, *several) if file.exists())
 
 
 # ---- writing ----
@@ -136,8 +137,8 @@ def load_training_state(model: PhasicInterface, path: Path) -> None:
     Restore what ``save_training_state`` wrote, with the arguments and errors of ``PPG.load_aux_buffer``: read and check
     everything, then put it in place. From another number of processes, it is only the statistics.
     """
-    own, there, size = file_of_process(path), files_of_processes(path), n_processes()
-    same_processes = not there or any(file == path if size == 1 else file.stem.endswith(f"_of_{size}") for file in there)
+    own, there = file_of_process(path), files_of_processes(path)
+    same_processes = not there or bool(files_of_processes(path, n_processes()))
     if not same_processes:
         own = there[0]
         warn(f"{own.name} is from another number of processes: the phase starts over")
