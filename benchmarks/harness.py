@@ -73,8 +73,7 @@ def trained(
     config = folder / "settings.yml"
     config.write_text(yaml.safe_dump({env_id: {"n_timesteps": n_timesteps, **settings}}))
     words = ["--algo", algorithm, "--env", env_id, "-conf", str(config), "-n", str(n_timesteps), "--seed", str(seed)]
-    own = ["--gym-packages", "benchmarks.suites.contestants", "--device", "cpu", "--eval-freq", "-1"]
-    run = Run(folder / "run", [*words, *own, *options], n_timesteps, **how)
+    run = Run(folder / "run", [*words, "--device", "cpu", "--eval-freq", "-1", *options], n_timesteps, **how)
     if not run.is_finished:
         run.finish(run.start().wait())
     return run

@@ -2,7 +2,7 @@
 The cost of PPG's architectures, and of auxiliary phases that use less of the phase, with images, beside PPO with the same
 network.
 
-    python -m benchmarks.images    # about forty minutes on an idle core
+    python -m benchmarks.images    # about twenty minutes on an idle core
 """
 
 import os
@@ -13,18 +13,18 @@ from pathlib import Path
 import pandas as pd
 import torch as th
 
+from benchmarks.entries import made, zoo_entry
 from benchmarks.harness import RESULTS, commit, machines, take_turns
 from benchmarks.matches import MINATAR, architectures
-from benchmarks.suites.contestants import made, zoo_entry
 from sb3_ppg.comparison.evaluations import processor_seconds
 from sb3_ppg.comparison.report import page, table
 from sb3_ppg.comparison.runs import machine
 
-ATARI = {**zoo_entry("ppo", "atari"), "n_policy_iterations": 4, "normalize": False}
+ATARI = {**zoo_entry("ppo", "atari"), "n_policy_iterations": 2, "normalize": False}
 # By environment: steps of a turn, a phase, and the contestants
 PLACES = {
     "MinAtar/Breakout-v1": (65_536, architectures({**MINATAR[0], "compile_updates": True}, MINATAR[1])),
-    "PongNoFrameskip-v4": (4096, architectures(ATARI, "")),
+    "PongNoFrameskip-v4": (2048, architectures(ATARI, "")),
 }
 
 
@@ -62,7 +62,7 @@ def main() -> None:
         "processor for a phase, one thread, medians of five turns without the first, and their ratio to PPO's. PPG's "
         "architecture is `detached` where none is named, and it has six auxiliary epochs. MinAtar: the settings of "
         "`hyperparams/ppg.yml`, 16 rollouts of 128 steps in 32 environments, updates compiled. Pong: NatureCNN, RL Zoo's "
-        "settings for Atari, four rollouts of 128 steps in 8 environments, not compiled.",
+        "settings for Atari, two rollouts of 128 steps in 8 environments, not compiled.",
         table(["", *PLACES], lines),
     )
     (RESULTS / "images.md").write_text(text)

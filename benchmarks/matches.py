@@ -29,11 +29,10 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnvStepReturn
 from typing_extensions import override
 
 from benchmarks import venvs
+from benchmarks.entries import Settings, entries_of, zoo_entry
 from benchmarks.environments import PACKAGES
 from benchmarks.harness import Experiment, Outcome, Report, defaults_of, machines, trained
 from benchmarks.scores import Task, improvements
-from benchmarks.seconds import ALL_GAMES
-from benchmarks.suites.contestants import Settings, entries_of, entry, zoo_entry
 from sb3_ppg import PPG
 from sb3_ppg.buffers.aux_buffer import AuxBuffer
 from sb3_ppg.comparison.report import COLORS, N_LAST, VIEWS, Comparison, draw_seeds, finish, page, table
@@ -60,7 +59,13 @@ SMALL = [
     Task("LunarLanderContinuous-v3", 100_000, -180.0, 200.0),
 ]
 LONG = [task for task in SMALL if task.env_id in ("LunarLander-v3", "Hopper-v5", "HalfCheetah-v5", "Walker2d-v5")]
-GAMES = [*ALL_GAMES.values()]
+GAMES = [
+    Task("MinAtar/Asterix-v1", 1_000_000, 0.5, 10.0),
+    Task("MinAtar/Breakout-v1", 1_000_000, 0.4, 10.0),
+    Task("MinAtar/SpaceInvaders-v1", 1_000_000, 4.2, 100.0),
+    Task("MinAtar/Freeway-v1", 1_000_000, 0.0, 50.0),
+    Task("MinAtar/Seaquest-v1", 1_000_000, 0.1, 20.0),
+]
 # Pages that sum up several environments: title, and groups of tasks, each with the contestant that is compared with the next
 POOLS: dict[str, tuple[str, dict[str, tuple[list[Task], str]]]] = {
     "defaults": (
@@ -77,7 +82,8 @@ PIP = {name: package["pip"] for name, package in PACKAGES.items()} | {"sbx": ven
 NORMALIZED = "dict(norm_obs=False, norm_reward=True)"
 COLD = 28  # seconds that compiling takes at most without torch's cache (results/compiled.csv, idle machine)
 RATES = (1 / 3, 1.0, 3.0)  # factors of both algorithms' learning rate
-MINATAR = entries_of(hyperparameter_file("ppg"))["minatar"], "features_extractor_class=MinAtarCNN, net_arch=[]"
+ENTRIES = entries_of(hyperparameter_file("ppg"))
+MINATAR = ENTRIES["minatar"], "features_extractor_class=MinAtarCNN, net_arch=[]"
 
 
 class Match(NamedTuple):
@@ -112,7 +118,7 @@ def without_phase(settings: Settings) -> Settings:
 
 def with_entries(env_id: str, n_timesteps: int, zoo_id: str = "") -> Match:
     """Return PPG with its entry against PPO with both."""
-    own = entry("ppg", env_id)
+    own = ENTRIES[env_id]
     opponents = {"PPO, RL Zoo's entry": ("ppo", zoo_entry("ppo", zoo_id or env_id))}
     opponents["PPO, PPG's entry"] = ("ppo", without_phase(own))
     return Match(env_id, n_timesteps, {"PPG": ("ppg", own), **opponents})
@@ -185,7 +191,7 @@ def with_default_entry(env_id: str) -> Match:
     below 1/2) and not worse by the mean of the curve; of several, the one with the highest score at the end. By chance, one of
     four that change nothing passes in at most 10 of 100 cases.
     """
-    own = entries_of(hyperparameter_file("ppg"))["default"]
+    own = ENTRIES["default"]
     raw = {name: value for name, value in own.items() if name != "normalize"}
     falling, faster = dict(learning_rate="lin_3e-4"), dict(learning_rate="lin_6e-4")
     contestants = {
@@ -201,7 +207,7 @@ def with_default_entry(env_id: str) -> Match:
 def with_memory(env_id: str, n_timesteps: int) -> Match:
     """Return RecurrentPPG and RecurrentPPO with their defaults, and each with its own and the other's entry."""
     default: Settings = dict(policy="MlpLstmPolicy")
-    own, zoo = entry("ppg_lstm", env_id), zoo_entry("ppo_lstm", env_id)
+    own, zoo = entries_of(hyperparameter_file("ppg_lstm"))[env_id], zoo_entry("ppo_lstm", env_id)
     contestants = {
         "RecurrentPPG": ("ppg_lstm", default),
         "RecurrentPPO": ("ppo_lstm", default),
@@ -304,7 +310,7 @@ RATED = ("LunarLander-v3", "Hopper-v5", "HalfCheetah-v5", "Acrobot-v1")
 MATCHES = {
     **{f"{task.env_id}, defaults": with_parts(task) for task in SMALL},
     **{
-        task.env_id: Match(task.env_id, 1_000_000, architectures(*MINATAR), seeds=range(5), page="images_minatar")
+        task.env_id: Match(task.env_id, task.n_timesteps, architectures(*MINATAR), seeds=range(5), page="images_minatar")
         for task in GAMES
     },
     **{name: with_entries(name, 1_000_000) for name in ("Acrobot-v1", "LunarLander-v3", "LunarLanderContinuous-v3")},

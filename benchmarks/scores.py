@@ -1,7 +1,6 @@
 """Tasks, and the scores of runs in them."""
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from typing_extensions import override
@@ -31,26 +30,12 @@ class Task(NamedTuple):
     :param n_timesteps: length of a run
     :param low: the return whose score is 0: what random actions reach
     :param high: the return whose score is 1
-    :param suite: name of the tasks whose scores are put together
-    :param n_seeds: runs have seeds 0, 1, ...
-    :param env_kwargs: arguments of the environments in which an agent is trained
-    :param changes: changes to the hyperparameters of all contestants
-    :param ppg: changes to the hyperparameters of PPG and its relatives
-    :param is_tested: whether the agent is then evaluated on all levels
-    :param recurrent: whether the networks have memory
     """
 
     env_id: str
     n_timesteps: int
     low: float
     high: float
-    suite: str = ""
-    n_seeds: int = 3
-    env_kwargs: dict[str, Any] | None = None
-    changes: Mapping[str, Any] = {}
-    ppg: Mapping[str, Any] = {}
-    is_tested: bool = False
-    recurrent: bool = False
 
     def scores(self, returns: np.ndarray) -> np.ndarray:
         """Return 0 where a return is ``low``, 1 where it is ``high``."""

@@ -15,18 +15,17 @@ import time
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from stable_baselines3.common.callbacks import ConvertCallback
 from stable_baselines3.common.logger import configure
 
 from benchmarks import venvs
+from benchmarks.entries import entries_of, made
 from benchmarks.environments import PACKAGES
-from benchmarks.episodes import Episodes
 from benchmarks.harness import Experiment, Outcome, Report, machines
-from benchmarks.suites.contestants import entries_of, made
 from sb3_ppg import PPG
 from sb3_ppg.comparison.report import page, table
 from sb3_ppg.comparison.runs import short_hash
@@ -81,7 +80,7 @@ def tuned_entries(algo: str) -> dict[str, str]:
 def train(run: dict[str, Any], folder: Path) -> Outcome:
     """Train an entry in a process of its own, forked from one that has imported RL Zoo."""
     context = get_context("forkserver")
-    context.set_forkserver_preload(["benchmarks.suites.contestants"])
+    context.set_forkserver_preload(["benchmarks.entries"])
     with ProcessPoolExecutor(1, context) as process:
         return process.submit(start, run, folder).result(), None
 
@@ -102,24 +101,27 @@ def start(run: dict[str, Any], folder: Path) -> dict[str, Any]:
     n_phases = N_PHASES if N_PHASES * phase <= MAX_TIMESTEPS else 1
     n_timesteps = n_phases * phase
     model.set_logger(configure(str(folder), ["csv"]))
-    episodes = Episodes(str(folder / "episodes.csv"))
-    stop = ConvertCallback(lambda *_: model.num_timesteps <= n_timesteps)  # in the first step of the next phase
+    returns: list[float] = []
+
+    def record(step: dict[str, Any], _: Any) -> bool:
+        returns.extend(info["episode"]["r"] for info in step["infos"] if "episode" in info)
+        return model.num_timesteps <= n_timesteps  # which ends in the first step of the next phase
+
     begin = time.process_time()
-    # A longer run that is stopped: schedules would have come to 0 at its end
-    model.learn(2 * n_timesteps, callback=[episodes, stop])
+    model.learn(2 * n_timesteps, callback=record)  # schedules of a run of half the length would have come to 0 at its end
     seconds = time.process_time() - begin
     logged = pd.read_csv(folder / "progress.csv").filter(regex="^(train|aux)/").ffill().iloc[-1]
     if not np.isfinite(logged.drop([name for name in logged.index if "explained" in name])).all():
         raise FloatingPointError(f"{run}: {logged.to_dict()}")
     has_phases = model.n_aux_epochs > 0  # DAAC and IDAAC have none
     assert (model.n_aux_phases > 0) == has_phases  # DNA's begin with the second rollout
-    fifth = -(-len(returns := pd.read_csv(episodes.file)["return"]) // 5)
+    fifth = -(-len(returns) // 5)
     return dict(
         steps=n_timesteps,
         phases=n_phases,
         episodes=len(returns),
-        first=round(returns.head(fifth).mean(), 3),
-        last=round(returns.tail(fifth).mean(), 3),
+        first=round(mean(returns[:fifth]), 3) if returns else None,
+        last=round(mean(returns[-fifth:]), 3) if returns else None,
         aux_kl=f"{logged['aux/kl']:.1e}" if has_phases else "",
         aux_explained_variance=round(float(logged["aux/explained_variance"]), 3) if has_phases else "",
         seconds=round(seconds),

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from stable_baselines3.common.callbacks import BaseCallback
 from tqdm import tqdm
 
 from sb3_ppg.comparison.evaluations import Evaluations
@@ -52,13 +51,12 @@ class Run:
     n_timesteps: int  # its length, which is among the options, too
     params: Sequence[str] = ()  # changes to the hyperparameters, NAME:VALUE
     clock: str = "processor"  # see `Evaluations`
-    recorder: type[BaseCallback] = Evaluations  # callback that writes what happens, with the arguments of `Evaluations`
     python: str = sys.executable  # interpreter
 
     @property
     def file(self) -> Path:
-        """Return the file that the recorder writes."""
-        return self.folder / f"{self.recorder.__name__.lower()}.csv"
+        """Return the file that `Evaluations` writes."""
+        return self.folder / "evaluations.csv"
 
     @property
     def is_finished(self) -> bool:
@@ -72,10 +70,10 @@ class Run:
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         arguments = dict(file=str(self.file.resolve()), n_timesteps=self.n_timesteps, clock=self.clock)
-        recorder = {f"{self.recorder.__module__}.{self.recorder.__qualname__}": arguments}
+        callback = {f"{Evaluations.__module__}.{Evaluations.__qualname__}": arguments}
         no_checkpoint = ["--save-freq", str(2 * self.n_timesteps)]
         words = ["train", "--num-threads", "1", *no_checkpoint, *self.options, "--run-folder", str(self.folder)]
-        command = [self.python, "-c", PROGRAM, *words, "-params", *self.params, f"callback:{recorder}"]
+        command = [self.python, "-c", PROGRAM, *words, "-params", *self.params, f"callback:{callback}"]
         streams: dict[str, Any] = dict(stdin=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
         with (self.folder / "log.txt").open("a") as log:
             return subprocess.Popen(command, stdout=log, env={**os.environ, "OMP_NUM_THREADS": "1"}, **streams)
@@ -96,7 +94,7 @@ class Run:
         return min(int(lines[-1].split(",")[0]), self.n_timesteps) if lines else 0
 
     def rows(self) -> pd.DataFrame:
-        """Return the rows that the recorder has written."""
+        """Return the rows that `Evaluations` has written."""
         return pd.read_csv(self.file)
 
 

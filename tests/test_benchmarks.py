@@ -7,11 +7,9 @@ from benchmarks import diagnosis
 from benchmarks.gpu import difference
 from benchmarks.harness import RESULTS
 from benchmarks.matches import MATCHED
-from benchmarks.seconds import SECONDS
 from benchmarks.starts import STARTS
-from benchmarks.suites.experiment import SUITES
 
-EXPERIMENTS = [MATCHED, SECONDS, STARTS, SUITES, diagnosis.DIAGNOSIS]
+EXPERIMENTS = [MATCHED, STARTS, diagnosis.DIAGNOSIS]
 
 
 @pytest.mark.slow
