@@ -24,7 +24,7 @@ from sb3_ppg.comparison.evaluations import N_EPISODES
 from sb3_ppg.comparison.report import VIEWS, Comparison
 from sb3_ppg.comparison.runs import Run, carry_out, machine, short_hash
 from sb3_ppg.comparison.scores import enough_seeds, too_few_seeds
-from sb3_ppg.errors import ArgumentError, nearest
+from sb3_ppg.errors import ArgumentError, nearest, raised_as
 from sb3_ppg.saving.files import atomic_writes
 from sb3_ppg.zoo.environments import environment_maker, imported
 from sb3_ppg.zoo.manager import Manager
@@ -60,6 +60,7 @@ def parse() -> tuple[argparse.Namespace, list[str]]:
     used_here.add_argument("--dataset")
     used_here.add_argument("--eval-episodes", type=int, default=N_EPISODES)
     used_here.parse_known_args(others, args)
+    check_value("eval_episodes", args.eval_episodes, count(1))
     # One environment for each episode, unless `others` has fewer; evaluations are ours, which stop the clock
     n_episodes = str(args.eval_episodes)
     evaluated = ["--eval-episodes", n_episodes, "--n-eval-envs", n_episodes, *others, "--eval-freq", "-1"]
@@ -122,7 +123,8 @@ def main() -> None:
     look = seeds_before.index(n_seeds) + 1
     if warning := too_few_seeds(n_seeds, n_comparisons, look):
         print(warning)
-    clock = "processor" if get_device(args.device).type == "cpu" else "wall"
+    with raised_as(ArgumentError, f"--device {args.device} cannot work"):
+        clock = "processor" if get_device(args.device).type == "cpu" else "wall"
     runs = {}
     for seed in range(n_seeds):  # first, so that all have as many when some runs are finished
         for name, (options, params, _) in contestants.items():

@@ -71,7 +71,20 @@ def environment_maker(env_id: str) -> Any:
 
 
 class CutEpisodes(gym.Wrapper):
-    """Reports the episodes that a wrapper around SB3's ``Monitor`` truncates, as the Monitor reports others."""
+    """
+    Reports the episodes that a wrapper around SB3's ``Monitor`` truncates, as the Monitor reports others. Other attributes are
+    those of that wrapper, for ``set_attr`` of vectorized environments, which knows the outermost wrapper alone.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name == "env":
+            raise AttributeError(name)
+        return getattr(self.env, name)
+
+    @override
+    def __setattr__(self, name: str, value: Any) -> None:
+        is_own = name.startswith("_") or name == "env"
+        super().__setattr__(name, value) if is_own else setattr(self.env, name, value)
 
     @override
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:

@@ -38,7 +38,7 @@ SCRIPTS = {
     "check": Script("look for faults of an environment before training in it", "sb3_ppg.zoo.scripts:check", defaults=[]),
     "compare": Script("train algorithms in an environment, and say which is better", "sb3_ppg.zoo.compare:main", defaults=[]),
     "benchmark": Script(
-        "evaluate a folder's agents, and the Hub's without --no-hub", "rl_zoo3.benchmark", defaults=["--log-dir", "logs"]
+        "evaluate a folder's agents (of the Hub: --log-dir rl-trained-agents)", "rl_zoo3.benchmark", defaults=[]
     ),
     "push_to_hub": Script("share a trained agent on the Hugging Face Hub", "sb3_ppg.zoo.sharing:push"),
     "load_from_hub": Script("fetch a trained agent from there", "sb3_ppg.zoo.sharing:fetch", defaults=ALGO),
@@ -63,7 +63,7 @@ OWN_OPTIONS: dict[str, tuple[list[str], dict[str, Any]]] = {
         dict(nargs="+", type=imported, default=[], metavar="MODULE", help="modules that register further environments"),
     ),
     "--prior": (["train"], dict(help="agent that the policy stays near: a model's file or folder, or self, with -i MODEL")),
-    "--dataset": (["train"], dict(help="with --algo bcq: Minari data set, HDF5 file, or a replay buffer's .pkl")),
+    "--dataset": (["train"], dict(help="with --algo bcq: Minari data set, its HDF5 file, or a replay buffer's .pkl")),
     "--epsilon": (["enjoy", "report"], dict(type=float, default=0.0, help="probability of sampling an action")),
 }
 # Errors that are shown without a traceback
@@ -130,7 +130,9 @@ def run(name: str, arguments: list[str]) -> None:
         stack.enter_context(children_through_our_launcher([module.__name__ for module in options.get("gym_packages", [])]))
         stack.enter_context(acting_with_epsilon(options.get("epsilon", 0.0)))
         # Our defaults come first: where an option is given twice, the last one counts
-        sys.argv = [f"sb3-ppg {name}", *script.defaults, *arguments]
+        is_here = name == "benchmark" and not any(argument.startswith("--l") for argument in arguments)  # --log-dir
+        of_logs = ["--log-dir", "logs", "--no-hub"] if is_here else []
+        sys.argv = [f"sb3-ppg {name}", *script.defaults, *of_logs, *arguments]
         if rank() > 0:
             sys.argv = [argument for argument in sys.argv if not argument.startswith("--trac")]  # one run in all processes
             stack.enter_context(redirect_stdout(stack.enter_context(open(os.devnull, "w"))))

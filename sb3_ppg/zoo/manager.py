@@ -7,7 +7,7 @@ import os
 import sys
 from collections import defaultdict
 from contextlib import AbstractContextManager, nullcontext, suppress
-from functools import partial, partialmethod
+from functools import partialmethod
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any, ClassVar, TextIO
@@ -27,7 +27,7 @@ from stable_baselines3.common.callbacks import CheckpointCallback, EvalCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.utils import LinearSchedule
-from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecMonitor, VecNormalize
+from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecMonitor, VecNormalize
 from typing_extensions import override
 
 from sb3_ppg import PPG, MaskablePPG, PhasicCallback, PhasicCheckpointCallback, aux_buffer_path
@@ -59,8 +59,10 @@ from sb3_ppg.zoo.resuming import (
     set_aside,
     settings,
     sigterm_blocked_in_children,
+    without_sigterm,
 )
 
+LONGEST = 10_000  # steps of an episode that an evaluation waits for in any case
 N_CHECKPOINTS = 20  # of a run with `--run-folder`, unless `--save-freq` says otherwise
 # Hyperparameters that RL Zoo consumes
 OF_THE_ZOO = "n_timesteps n_envs normalize frame_stack env_wrapper vec_env_wrapper callback env_kwargs monitor_kwargs".split()
@@ -108,6 +110,11 @@ class Manager(ExperimentManager):
         if n_processes() > 1:
             self._join_the_others()
 
+    @override
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what ARS sends to its workers: neither an open file nor a study."""
+        return {**vars(self), "config_file": None, "study": None, "trial": None}
+
     def _join_the_others(self) -> None:
         """Count the steps of all processes in frequencies; evaluate and print in the first one."""
         if self.optimize_hyperparameters:
@@ -138,6 +145,8 @@ class Manager(ExperimentManager):
             print("Loading the best trial of the study" if self.trial_id is None else f"Loading trial {self.trial_id}")
             with raised_as(ArgumentError, f"no such trial of study {self.study_name!r} in {self.storage}", ImportError):
                 trial = self.load_trial(self.storage, self.study_name, self.trial_id)
+            if trial.get("noise_type", "") is None:  # rl_zoo3 2.9.2 would give it to TD3 and DDPG; the trial had the file's
+                trial = {name: value for name, value in trial.items() if name not in OF_THE_NOISE}
             networks = trial.pop("policy_kwargs", {}) if self.is_ours or self.algo in OFFLINE else {}
             self.custom_hyperparams = {**trial, **(self.custom_hyperparams or {})}
             self.trial_id = None  # it is loaded; rl_zoo3 2.9.2 takes trial 0 for no trial, and no trial for no study
@@ -200,6 +209,8 @@ class Manager(ExperimentManager):
         if isinstance(hyperparams.get("policy_kwargs"), str):
             hyperparams["policy_kwargs"] = evaluated(hyperparams["policy_kwargs"])
         hyperparams, *others = super()._preprocess_hyperparams(hyperparams)
+        if self.algo in OFFLINE:
+            self.n_envs = 1  # by which the Zoo divides frequencies, and no environment takes steps
         return with_preset(self.algo, hyperparams) if self.is_ours else hyperparams, *others
 
     def _check_names(self, hyperparams: dict[str, Any]) -> None:
@@ -301,9 +312,6 @@ class Manager(ExperimentManager):
         forget_later_episodes(folder, checkpoint)
         if checkpoint is not None:
             print(f"Going on after {n_steps_of(checkpoint)} steps, from {checkpoint}, with seed {self.seed}")
-            if files_of_processes(aux_buffer_path(checkpoint)):
-                # The best model's statistics may be damaged, as the Zoo writes them in place; the checkpoint has its own
-                (folder / self.env_name / "vecnormalize.pkl").unlink(missing_ok=True)
         return checkpoint
 
     @override
@@ -332,6 +340,16 @@ class Manager(ExperimentManager):
             return self.create_envs(n_envs, eval_env=True)
 
     @override
+    def _maybe_normalize(self, env: VecEnv, eval_env: bool) -> VecEnv:
+        """
+        Leave the statistics of a run that goes on to its checkpoint. Those in the folder are of the best or the last model,
+        and may be damaged, as the Zoo writes them in place.
+        """
+        has_own = self.n_steps_before > 0 and files_of_processes(aux_buffer_path(self.trained_agent))
+        with patch.object(self, "trained_agent", os.devnull) if has_own else nullcontext():
+            return super()._maybe_normalize(env, eval_env)
+
+    @override
     def create_envs(self, n_envs: int, eval_env: bool = False, no_log: bool = False) -> VecEnv:
         """Make Procgen's games in one EnvPool, and number monitor files so that none is overwritten."""
         if self.trial is not None and "one_minus_gamma" in self.trial.params:
@@ -347,10 +365,16 @@ class Manager(ExperimentManager):
             )
         if not self.is_ours:
             return super().create_envs(n_envs, eval_env, no_log)
-        numbered = partial(make_vec_env, start_index=self.first_monitor + rank() * n_envs)
+
+        is_blocked = isinstance(self.vec_env_class, type) and issubclass(self.vec_env_class, SubprocVecEnv)
+
+        def made(make_env: Any, *args: Any, **kwargs: Any) -> VecEnv:
+            kwargs |= dict(start_index=self.first_monitor + rank() * n_envs) if is_logged else {}
+            return make_vec_env(without_sigterm(make_env) if is_blocked else make_env, *args, **kwargs)
+
         with (
-            patch.object(rl_zoo3.exp_manager, "make_vec_env", numbered) if is_logged else nullcontext(),
-            sigterm_blocked_in_children(),
+            patch.object(rl_zoo3.exp_manager, "make_vec_env", made) if is_logged or is_blocked else nullcontext(),
+            sigterm_blocked_in_children() if is_blocked else nullcontext(),
         ):
             return super().create_envs(n_envs, eval_env, no_log)
 
@@ -506,8 +530,8 @@ def load_prior(path: Path, model: PPG) -> BaseAlgorithm:
 
 class _Evaluations(EvalCallback):
     """
-    Gives up an evaluation with an episode of more steps than the training: in some environments, such as the game 2048, an
-    agent may repeat an action without effect forever.
+    Gives up an evaluation with an episode of more steps than ``LONGEST`` and the training: in some environments, such as the
+    game 2048, an agent may repeat an action without effect forever.
     """
 
     @override
@@ -517,7 +541,7 @@ class _Evaluations(EvalCallback):
         # An end that the Monitor does not report, as that of a life, is none for SB3
         is_over = "episode" in locals_["info"] if locals_["is_monitor_wrapped"] else locals_["done"]
         self.lengths[place] = 0 if is_over else self.lengths[place] + 1
-        if self.lengths[place] > self.model._total_timesteps:
+        if self.lengths[place] > max(self.model._total_timesteps, LONGEST):
             raise _EndlessEpisode
 
     @override

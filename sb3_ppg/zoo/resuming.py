@@ -3,9 +3,10 @@
 import atexit
 import json
 import multiprocessing
+import shutil
 import signal
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing import resource_tracker
 from pathlib import Path
@@ -70,6 +71,9 @@ def set_aside(folder: Path, checkpoint: Path) -> None:
             place.mkdir(exist_ok=True)
             for path in (model, *files_of_processes(aux_buffer_path(model))):
                 path.replace(place / path.name)
+            for statistics in folder.glob("*/vecnormalize.pkl"):  # of the best or the last model
+                (place / statistics.parent.name).mkdir(exist_ok=True)
+                shutil.copy(statistics, place / statistics.parent.name)
 
 
 def check_same(folder: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
@@ -160,6 +164,21 @@ def sigterm_blocked_in_children() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def without_sigterm(make_env: Callable[..., Any]) -> Callable[..., Any]:
+    """
+    Return a function that makes an environment in a worker, where SIGTERM has no effect but is not blocked: programs that the
+    environment starts would inherit that, and could not be ended.
+    """
+
+    def made(*args: Any, **kwargs: Any) -> Any:
+        if hasattr(signal, "pthread_sigmask"):
+            signal.signal(signal.SIGTERM, lambda *_: None)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+        return make_env(*args, **kwargs)
+
+    return made
 
 
 def _end_workers() -> None:

@@ -24,19 +24,24 @@ from rl_zoo3.utils import StoreDict
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.monitor import LoadMonitorResultsError, load_results
+from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.utils import set_random_seed
 from stable_baselines3.common.vec_env import VecEnv
 from tqdm import tqdm
 
 from sb3_ppg import checking
+from sb3_ppg.errors import ArgumentError
 from sb3_ppg.hub import EvaluationResult
 from sb3_ppg.offline.data import check_new, record, save_as_minari
 from sb3_ppg.play import Player
 from sb3_ppg.zoo.diagnosis import diagnosis
 from sb3_ppg.zoo.environments import environment_maker, imported
+from sb3_ppg.zoo.hyperparameters import OFFLINE
 from sb3_ppg.zoo.manager import Manager
 from sb3_ppg.zoo.registration import ffmpeg_on_path
 from sb3_ppg.zoo.resuming import n_steps_of
+
+OFF_POLICY = {name for name, algorithm in ALGOS.items() if issubclass(algorithm, OffPolicyAlgorithm)} - {*OFFLINE}
 
 
 def train() -> None:
@@ -87,7 +92,15 @@ def record_training() -> None:
     parser.add_argument("--exp-id", type=int, default=0)
     args, _ = parser.parse_known_args()
     is_asked_for_help = {"-h", "--help"} & {*sys.argv}
-    run = "" if is_asked_for_help else rl_zoo3.utils.get_model_path(args.exp_id, args.folder, args.algo, args.env)[2]
+    run, which = "", (args.exp_id, args.folder, args.algo, args.env)
+    if not is_asked_for_help:
+        kinds: list[Any] = [(), (True,), (False, None, True)]  # last model, best one, last checkpoint: it may have one alone
+        for kind in kinds:
+            with suppress(ArgumentError):
+                run = utils.get_model_path(*which, *kind)[2]
+                break
+        else:
+            utils.get_model_path(*which)  # which says what there is
     with ffmpeg_on_path(), TemporaryDirectory() as made:
         sys.argv += ["-o", made]
         runpy.run_module("rl_zoo3.record_training", run_name="__main__", alter_sys=True)
@@ -187,7 +200,8 @@ def load_agent(args: argparse.Namespace, **env_kwargs: Any) -> tuple[BaseAlgorit
         hyperparams=hyperparams,
         env_kwargs={**saved_env_kwargs(stats_path), **args.env_kwargs, **env_kwargs},
     )
-    model = ALGOS[args.algo].load(model_path, env=env, device=args.device)
+    no_buffer: dict[str, Any] = dict(buffer_size=1, optimize_memory_usage=False) if args.algo in OFF_POLICY else {}
+    model = ALGOS[args.algo].load(model_path, env=env, device=args.device, **no_buffer)
     set_random_seed(args.seed)  # afterwards: loading seeds the environments, and for SB3's algorithms all else, as in training
     env.seed(args.seed)
     return model, model.get_env() or env, Path(model_path), Path(log_path)

@@ -4,10 +4,8 @@
 """
 
 import argparse
-import json
 import math
 import os
-import re
 import shutil
 import tempfile
 from collections.abc import Collection
@@ -30,10 +28,11 @@ from sb3_ppg.errors import ArgumentError, ModelFormatError, nearest, raised_as, 
 from sb3_ppg.family import FAMILY, zoo_name_of
 from sb3_ppg.hub.files import read_json
 from sb3_ppg.hub.pretrained import ARRAYS, DESCRIPTION, read_model
-from sb3_ppg.hub.repository import python_usage
+from sb3_ppg.hub.repository import names_no_file, python_usage
 from sb3_ppg.hub.schema import Header, Plain
 from sb3_ppg.objectives import objective_name
 from sb3_ppg.ppg import PPG
+from sb3_ppg.saving.files import saved_attributes
 from sb3_ppg.zoo.environments import MASKED, PROCGEN_IDS, imported
 from sb3_ppg.zoo.scripts import agent_parser, evaluate, load_agent, plot_learning_curve, saved_env_kwargs
 
@@ -63,7 +62,6 @@ WRAPPERS = {f"{module}.{name}" for module, names in WRAPPERS_OF.items() for name
 
 MAX_NUMBER = 1000  # larger arguments could take much memory or time
 MAX_FRAMES = 64  # of all stacks together
-WORD = re.compile(r"[\w-]{1,40}", re.ASCII)  # no path, no XML, no expression
 
 # A wrapper as hyperparameter files have it: a name, or a name with its arguments
 Wrapper = str | Annotated[dict[str, dict[str, Plain]], Meta(min_length=1, max_length=1)]
@@ -97,7 +95,7 @@ class Environment(msgspec.Struct, forbid_unknown_fields=True):
                     f"if you know what it does, load the model with --allow {name}"
                 )
         for name, value in self.arguments:
-            if not all(WORD.fullmatch(text) for text in re.findall(r'"(.*?)"', json.dumps(value))):
+            if not names_no_file(value):
                 raise ModelFormatError(
                     f"the model's environment has the argument {name!r} with {value!r}, a text in which could name a file"
                 )
@@ -153,9 +151,10 @@ def push() -> None:
     )
     args = parser.parse_args()
     if args.algo not in FAMILY:
-        raise ArgumentError(f"--algo {args.algo} cannot work: models of {', '.join(FAMILY)} are shared")
+        remedy = f"models of {', '.join(FAMILY)} are shared; for others use `python -m rl_zoo3.push_to_hub`"
+        raise ArgumentError(f"--algo {args.algo} cannot work: {remedy}")
     repo_id = f"{args.organization}/{args.repo_name or ModelName(args.algo, args.env)}"
-    model, env, _, log_path = load_agent(args, **({} if args.no_render else {"render_mode": "rgb_array"}))
+    model, env, model_path, log_path = load_agent(args, **({} if args.no_render else {"render_mode": "rgb_array"}))
     assert isinstance(model, PPG)
     stats_path = log_path / args.env
     hyperparams, _ = get_saved_hyperparams(str(stats_path), norm_reward=True)
@@ -181,7 +180,7 @@ def push() -> None:
             plot_learning_curve(log_path, f"{args.algo.upper()} on {args.env.gym_id}", folder / "learning_curve.png")
             files["learning_curve.png"] = folder / "learning_curve.png"
         # As in training: the evaluation has changed these
-        model.n_envs = int(hyperparams.get("n_envs", 1))
+        model.n_envs = saved_attributes(model_path)["n_envs"]
         if (vec_normalize := model.get_vec_normalize_env()) is not None:
             vec_normalize.norm_reward = hyperparams["normalize_kwargs"].get("norm_reward", True)
             vec_normalize.training = True

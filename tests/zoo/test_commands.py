@@ -145,6 +145,20 @@ def test_record_training_without_a_system_ffmpeg(trained, run_folder, children_i
     assert (folder / "training.gif").read_bytes().startswith(b"GIF8")
 
 
+def test_record_training_of_a_run_without_a_last_model(trained, run_folder, tmp_path, children_in_place):
+    shutil.copytree(run_folder, tmp_path / "logs" / "ppg" / "CartPole-v1_1")
+    folder = tmp_path / "logs" / "ppg" / "CartPole-v1_1"
+    checkpoints = [path.name for path in folder.glob("rl_model_*")]
+    for names, n_models in ((["CartPole-v1.zip", "best_model.zip"], 2), (checkpoints, 1)):
+        kept = {name: (folder / name).read_bytes() for name in names}
+        for name in names:
+            (folder / name).unlink()
+        run("record_training", "--env", "CartPole-v1", "-n", "10", cwd=tmp_path)
+        assert n_frames(folder / "videos" / "training.mp4") == n_models * 10
+        for name in names[1:]:
+            (folder / name).write_bytes(kept[name])
+
+
 def test_benchmark(trained, tmp_path, monkeypatch, children_in_place):
     """Also of an environment whose name has a slash."""
     monkeypatch.setitem(gym.registry, "Mine/Pole-v0", EnvSpec("Mine/Pole-v0", CartPoleEnv, max_episode_steps=20))
@@ -171,7 +185,7 @@ def test_videos_and_benchmarks_of_an_environment_of_ones_own(tmp_path, monkeypat
     run("train", *which, "-n", "64", "--eval-freq", "-1", *SMALL, cwd=tmp_path)
     run("record_training", *which, "-n", "5", cwd=tmp_path)
     assert n_frames(tmp_path / "logs/ppg/MyPole-v0_1/videos/training.mp4") == 6
-    output = run("benchmark", "--no-hub", "-n", "30", "--gym-packages", "my_pole", cwd=tmp_path)
+    output = run("benchmark", "-n", "30", "--gym-packages", "my_pole", cwd=tmp_path)
     assert "Error during evaluation" not in output and "MyPole-v0" in (tmp_path / "benchmark.md").read_text()
 
 
@@ -198,7 +212,7 @@ def test_plots_compare_ppg_with_ppo(trained, run_folder, tmp_path):
 # ---- record_dataset, BCQ ----
 
 BCQ_AGENT = ("--algo", "bcq", "--env", "Pendulum-v1")
-BCQ_SMALL = (*BCQ_AGENT, "-params", "policy_kwargs:dict(net_arch=[8],vae_net_arch=[8])", "n_play_samples:5")
+BCQ_SMALL = (*BCQ_AGENT, "-params", "policy_kwargs:dict(net_arch=[8],vae_net_arch=[8])", "n_play_samples:5", "n_envs:2")
 
 
 @pytest.fixture(scope="module")

@@ -30,10 +30,12 @@ from optuna.storages.journal import JournalFileBackend
 from rl_zoo3 import plots
 from stable_baselines3 import PPO
 from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
-from sb3_ppg.zoo import register
+from sb3_ppg import PhasicCallback
+from sb3_ppg.zoo import patched, register
 from sb3_ppg.zoo.manager import Manager
 from sb3_ppg.zoo.registration import REPAIRS
 
@@ -123,6 +125,18 @@ def episodes_that_wrappers_cut() -> None:
     env.reset()
     *_, truncated, info = env.step(0)
     assert truncated and "episode" not in info
+
+
+class Level(gymnasium.Wrapper):
+    level = 0
+
+
+def test_attributes_that_callbacks_set_are_those_of_the_users_wrapper():
+    with patched():
+        wrapper = rl_zoo3.utils.get_wrapper_class({"env_wrapper": f"{__name__}.Level"})
+    env = make_vec_env("CartPole-v1", 1, wrapper_class=wrapper)
+    env.set_attr("level", 2)
+    assert env.envs[0].env.level == env.envs[0].level == env.get_attr("level")[0] == 2
 
 
 SCRIPTS = [
@@ -238,11 +252,8 @@ def test_the_manager_still_lets_ppo_store_normalized_integers_as_integers(folder
         assert each.rollout_buffer.observations.dtype == stored
 
 
-class Ends(BaseCallback):
+class Ends(PhasicCallback):
     n = 0
-
-    def _on_step(self) -> bool:
-        return True
 
     def _on_training_end(self) -> None:
         self.n += 1

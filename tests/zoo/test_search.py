@@ -94,3 +94,13 @@ def test_trials_of_other_algorithms_are_trained_again_as_they_were(tmp_path):
     (file,) = tmp_path.glob("logs/ppo/*/CartPole-v1.zip")
     model = PPO.load(file, device="cpu")
     assert {*model.policy_kwargs} == {"net_arch", "activation_fn"}
+
+
+def test_a_trial_without_noise_is_trained_again(tmp_path, monkeypatch):
+    """That is, with the noise of the file."""
+    monkeypatch.chdir(tmp_path)
+    study = optuna.create_study(study_name="s", storage=JournalStorage(JournalFileBackend("s.log")))
+    study.enqueue_trial({"noise_type": None})
+    command = ("train", "--algo", "td3", "--env", "Pendulum-v1", "-n", "64", "--storage", "s.log", "--study-name", "s")
+    run(*command, "-optimize", "--n-trials", "1", "--n-evaluations", "1", "--eval-episodes", "1", "--no-optim-plots")
+    assert "Loading the best trial" in run(*command, "--eval-freq", "-1")

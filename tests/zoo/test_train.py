@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch as th
 import yaml
+from gymnasium.envs.classic_control import CartPoleEnv
 from gymnasium.wrappers import TimeLimit
 from rl_zoo3.exp_manager import ExperimentManager
 from stable_baselines3 import PPO
@@ -57,6 +58,8 @@ def test_an_evaluation_that_would_not_end_is_given_up(tmp_path):
     for further in ([], search):
         output = run("train", "--env", "Endless-v0", *options, *SMALL, *further, cwd=tmp_path)
         assert output.count("An evaluation was given up") == 1
+    run("train", "--env", "Pendulum-v1", *options, *SMALL, cwd=tmp_path)  # whose episodes are longer than the training
+    assert np.load(tmp_path / "logs" / "ppg" / "Pendulum-v1_1" / "evaluations.npz")["ep_lengths"] == 200
 
 
 def test_episodes_that_a_wrapper_cuts_off_count(tmp_path):
@@ -282,6 +285,48 @@ def killed(command: list[str], cwd: Path, owner: type, name: str, n_steps: int =
         said = run(*command, cwd=cwd, fails=True)
     gc.collect()  # unlocks the run, as the end of a process does
     return said
+
+
+def test_the_last_agent_plays_while_its_run_is_extended(tmp_path):
+    """With the statistics that it was trained with."""
+    folder = tmp_path / "logs" / "ppg" / "CartPole-v1_1"
+    command = ["train", "--env", "CartPole-v1", "--eval-freq", "-1", "--run-folder", str(folder)]
+    run(*command, "-n", "128", "--save-freq", "64", *SMALL, "normalize:True", cwd=tmp_path)
+    statistics = (folder / "CartPole-v1" / "vecnormalize.pkl").read_bytes()
+    killed([*command, "-n", "256", *SMALL, "normalize:True"], tmp_path, PPG, "train", 192)
+    assert "Mean return" in run("report", "--episodes", "1", cwd=tmp_path)
+    command[-1] += "/rl_model_64_steps.zip"
+    killed([*command, "-n", "256", *SMALL, "normalize:True"], tmp_path, PPG, "train", 128)
+    assert (folder / "after_64_steps" / "CartPole-v1" / "vecnormalize.pkl").read_bytes() == statistics
+
+
+class Simulated(CartPoleEnv):
+    """Starts a program, and ends it when it is closed."""
+
+    def __init__(self, render_mode=None):
+        super().__init__(render_mode)
+        self.simulator = subprocess.Popen(["sleep", "1000"])
+
+    def close(self):
+        self.simulator.terminate()
+        self.simulator.wait(timeout=10)
+        Path(f"closed_{self.simulator.pid}").touch()
+
+
+gym.register("Simulated-v0", Simulated)
+
+
+@pytest.mark.parametrize("vec_env", ["dummy", "subproc"])
+def test_programs_that_environments_start_can_be_ended(vec_env, tmp_path):
+    options = ["--gym-packages", __name__, "-n", "64", "--eval-freq", "-1", "--vec-env", vec_env]
+    run("train", "--env", "Simulated-v0", *options, *SMALL, cwd=tmp_path)
+    assert len(list(tmp_path.glob("closed_*"))) == 2
+
+
+def test_workers_of_ars_get_the_manager(tmp_path):
+    small = ["-params", "n_envs:2", "n_delta:2", "n_top:1"]
+    output = run("train", "--algo", "ars", "--env", "CartPole-v1", "-n", "200", "--eval-freq", "-1", *small, cwd=tmp_path)
+    assert "Saving to logs/ars/CartPole-v1_1" in output
 
 
 def test_a_killed_run_goes_on_whatever_the_kill_has_left(tmp_path):
