@@ -81,7 +81,8 @@ class Arrays:
         array = self.find(name, like)
         self.left.remove(name)
         if not array.isfinite().all():
-            raise ModelFormatError(f"{self._path}: {name!r} has numbers that are not finite")
+            remedy = "a constant of the author's network needs `register_buffer(..., persistent=False)`"
+            raise ModelFormatError(f"{self._path}: {name!r} has numbers that are not finite; {remedy}")
         return array.clone()
 
 

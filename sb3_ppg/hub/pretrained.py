@@ -16,6 +16,7 @@ from typing import Any
 
 import gymnasium as gym
 import msgspec
+import numpy as np
 import torch as th
 from gymnasium.vector import VectorEnv
 from safetensors.torch import save
@@ -28,7 +29,7 @@ from sb3_ppg import prior
 from sb3_ppg.actions import moderate
 from sb3_ppg.arguments import argument_names, without_numpy
 from sb3_ppg.environments.watched import only_normalizer, statistics
-from sb3_ppg.errors import ModelFormatError, missing_extras_named, raised_as
+from sb3_ppg.errors import ModelFormatError, missing_extras_named, raised_as, warn
 from sb3_ppg.hub.files import Arrays, all_arrays, check_sizes, decode_json, load_arrays, read_json
 from sb3_ppg.hub.schema import (
     MAX_COUNT,
@@ -44,6 +45,7 @@ from sb3_ppg.hub.schema import (
     space_struct,
 )
 from sb3_ppg.objectives import objective_name
+from sb3_ppg.policies.mlp import KNOWN_INPUTS
 from sb3_ppg.ppg import PPG
 from sb3_ppg.saving.files import atomic_writes, check_version, package_version
 from sb3_ppg.saving.training_state import generators_kept, moments_of
@@ -79,6 +81,9 @@ def save_pretrained(model: PPG, folder: str | Path, custom_objects: Mapping[str,
     """
     custom = custom_objects or {}
     normalizer = only_normalizer(model.env) or model.get_vec_normalize_env()
+    if normalizer is None and model._last_original_obs is not None:
+        remedy = "load it with `env=VecNormalize.load(...)` first, or whoever loads it gets none"
+        warn(f"This model was trained in a VecNormalize, whose statistics are not here: {remedy}")
     arrays = all_arrays(model)
     for name, rms in {} if normalizer is None else statistics(normalizer).items():
         arrays |= {f"vec_normalize.{name}.{part}": th.as_tensor(array) for part, array in moments_of(rms).items()}
@@ -143,7 +148,11 @@ def from_pretrained(
             model._vec_normalize_env = saved  # to be shared again
             return model
         with raised_as(ModelFormatError, "`env` is not what the model was trained in"):
-            if saved is not None and unwrap_vec_normalize(venv) is None:
+            given = unwrap_vec_normalize(venv)
+            if saved is not None and given is not None and given.ret_rms.count < 1:
+                remedy = "leave it out, and the model brings the one that it was trained in"
+                warn(f"`env` has a new VecNormalize, without the statistics that the model knows: {remedy}")
+            if saved is not None and given is None:
                 shape, saved_shape = (get_obs_shape(each.observation_space) for each in (venv, saved.venv))
                 if isinstance(venv, VecTransposeImage) and shape != saved_shape:
                     venv = venv.venv  # the images were transposed outside of it
@@ -206,8 +215,8 @@ def _read(
         }
         if unknown := arguments.keys() - set(_arguments(cls)):
             raise ModelFormatError(f"arguments: {cls.__name__} has no {sorted(unknown)}")
-        msgspec.convert(arguments, Bounded)
-        arguments["compile_updates"] = False  # a file does not decide that a compiler runs
+        msgspec.convert({name: value for name, value in arguments.items() if name not in custom}, Bounded)
+        arguments["compile_updates"] = custom.get("compile_updates", False)  # a file does not decide that a compiler runs
         policy = decode(description.policy, "policy", custom)
         model = cls(policy, None, device=device, _init_setup_model=False, **arguments)  # type: ignore[arg-type]
         model.observation_space = make_space(description.observation_space)
@@ -233,10 +242,14 @@ def _check_outputs(model: PPG) -> None:
     space = moderate(model.observation_space)
     space.seed(0)
     observation = space.sample()
-    model.predict(observation)
-    tensors, _ = model.policy.obs_to_tensor(observation)
-    _, aux_values, values, _ = model.policy.evaluate_auxiliary(tensors)
-    if not th.cat([aux_values, values]).isfinite().all():
+    policy = model.policy
+    policy.set_training_mode(False)
+    if tuple(policy.input_keys) in KNOWN_INPUTS:
+        model.predict(observation)
+    tensors, _ = policy.obs_to_tensor(observation)
+    batch = policy.step_batch(tensors, np.ones(1, dtype=bool), policy.initial_memory(1))
+    _, latent_pi, latent_vf, _ = policy.evaluate_batch(batch, auxiliary=True)
+    if not th.cat([policy.aux_value_net(latent_pi), policy.value_net(latent_vf)]).isfinite().all():
         raise ModelFormatError("its networks give values that are not finite")
 
 

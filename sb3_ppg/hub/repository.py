@@ -1,6 +1,7 @@
 """Models in repositories of the Hugging Face Hub, and their model cards."""
 
 import json
+import re
 import shutil
 import tempfile
 from collections.abc import Collection, Mapping
@@ -117,7 +118,8 @@ def write_repository(
         shutil.copy(path, folder / name)
     if usage is None:
         is_normalized = model.get_vec_normalize_env() is not None
-        usage = python_usage(type(model), repo_id, made_as, env_kwargs, list(custom_objects or {}), is_normalized)
+        cls = type(model) if getattr(model, "_use_masking", True) else PPG  # whose code has no masks
+        usage = python_usage(cls, repo_id, made_as, env_kwargs, list(custom_objects or {}), is_normalized)
     card = model_card(folder, files, env_id or made_as, env_kwargs, evaluation, usage)
     (folder / "README.md").write_text(card, encoding="utf-8")
 
@@ -158,6 +160,11 @@ def download(repo_id: str, names: list[str], revision: str | None = None, token:
         return Path(huggingface_hub.snapshot_download(repo_id, allow_patterns=names, revision=revision, token=token))
 
 
+def names_no_file(values: Any) -> bool:
+    """Return whether all texts in plain data are words: no path, no XML, no expression."""
+    return all(re.fullmatch(r"[\w-]{1,40}", text, re.ASCII) for text in re.findall(r'"(.*?)"', json.dumps(values)))
+
+
 def _environment(model: PPG) -> tuple[str | None, dict[str, Any]]:
     """Return name and arguments with which ``make_vec_env`` makes the model's environment; None if that is not all."""
     # Loading adds these wrappers, or they change nothing
@@ -169,12 +176,13 @@ def _environment(model: PPG) -> tuple[str | None, dict[str, Any]]:
         wrappers = {wrapper.name for wrapper in spec.additional_wrappers}
         kwargs = {name: value for name, value in spec.kwargs.items() if name != "render_mode"}
         if spec.max_episode_steps != gymnasium.registry[spec.id].max_episode_steps:
-            kwargs["max_episode_steps"] = spec.max_episode_steps
-        json.dumps(kwargs)
-    except (AttributeError, KeyError, TypeError):  # it has no name, or options that are not plain data
-        return None, {}
-    ours = str(spec.entry_point).startswith("sb3_ppg")  # known only after `sb3_ppg.zoo.register()`
-    return (spec.id, kwargs) if wrappers <= {"Monitor"} and not ours else (None, {})
+            kwargs["max_episode_steps"] = spec.max_episode_steps or -1  # which means none
+        is_plain = names_no_file(kwargs)
+    except (AttributeError, KeyError, TypeError, OSError, EOFError):
+        return None, {}  # it has no name, options that are not plain data, or is closed
+    # Ours are known only after `sb3_ppg.zoo.register()`, those of a script only there
+    is_known = _package_of(spec) not in ("sb3_ppg", "__main__")
+    return (spec.id, kwargs) if wrappers <= {"Monitor"} and is_plain and is_known else (None, {})
 
 
 # ---- the model card ----
@@ -244,7 +252,8 @@ def python_usage(
 ) -> str:
     """Return how to install, load and use a model, in Markdown. Without an ``env_id``, no name makes its environment."""
     member = member_of(cls)
-    env, imports = "...  # the one that it was trained in, with its wrappers and options", [member.card_imports]
+    wrappers = "its wrappers, but not VecNormalize," if is_normalized else "its wrappers"
+    env, imports = f"...  # the one that it was trained in, with {wrappers} and options", [member.card_imports]
     if env_id is not None:
         env = f"make_vec_env({env_id!r}{f', env_kwargs={env_kwargs!r}' if env_kwargs else ''})"
         imports = [_import_of(env_id), *imports, "from stable_baselines3.common.env_util import make_vec_env"]
@@ -273,10 +282,14 @@ def _import_of(env_id: str) -> str:
     """Return the import that registers an environment, or nothing for Gymnasium's own."""
     if env_id.startswith("MinAtar/"):  # which the import alone does not register
         return "from minatar.gym import register_envs; register_envs()"
-    spec = gymnasium.registry.get(env_id)
-    entry_point = spec.entry_point if spec else None
-    package = entry_point.__module__ if callable(entry_point) else str(entry_point or "gymnasium").split(":")[0].split(".")[0]
+    package = _package_of(gymnasium.registry.get(env_id))
     return "" if package in ("gymnasium", "__main__") else f"import {package}  # registers the environment"
+
+
+def _package_of(spec: Any) -> str:
+    """Return the package of an environment, or the module of one that a function or a class makes."""
+    entry_point = spec.entry_point if spec else None
+    return entry_point.__module__ if callable(entry_point) else str(entry_point or "gymnasium").split(":")[0].split(".")[0]
 
 
 def _table(rows: dict[str, Any]) -> str:

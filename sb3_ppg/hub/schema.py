@@ -282,13 +282,13 @@ def encode(value: Any, path: str, custom_objects: Mapping[str, Any]) -> Any:
         case dict():
             pairs = [(encode(key, path, custom_objects), item, f"{path}[{key!r}]") for key, item in value.items()]
             return {"$items": [[key, encode(item, place, custom_objects)] for key, item, place in pairs]}
-        case FloatSchedule(value_schedule=inner) | ConstantSchedule(val=inner):
-            return encode(inner, path, custom_objects)
+        case FloatSchedule() | ConstantSchedule() if type(value) in (FloatSchedule, ConstantSchedule):  # no subclasses
+            return encode(getattr(value, "value_schedule", getattr(value, "val", None)), path, custom_objects)
         case type() if CLASSES.get(value.__name__) is value:
             return {"$class": value.__name__}
-        case LinearSchedule():
+        case LinearSchedule() if type(value) is LinearSchedule:
             return {"$linear": [float(number) for number in (value.start, value.end, value.end_fraction)]}
-        case RewardNormalizer():
+        case RewardNormalizer() if type(value) is RewardNormalizer:
             state = {**vars(value), **vars(value.return_rms)}
             return {"$reward_normalizer": {name: without_numpy(state[name]) for name in RewardStatistics.__struct_fields__}}
     raise ModelFormatError(

@@ -153,21 +153,3 @@ def change(folder: Path, place: str, value: Any) -> None:
 def nested(depth: int) -> Any:
     """A list in a list in a list."""
     return reduce(lambda data, _: [data], range(depth), 0)
-
-
-class Payload:
-    """Pickled, it creates a file where it is unpickled."""
-
-    def __init__(self, file: Path) -> None:
-        self.file = file
-
-    def __reduce__(self) -> Any:
-        return Path.touch, (self.file,)
-
-
-def malicious_zip(folder: Path) -> Path:
-    """Write an SB3 zip file whose loading creates the file "ran"; return the path of that file."""
-    model = small_model()
-    model.innocent = Payload(folder / "ran")  # type: ignore[attr-defined]
-    model.save(folder / "model.zip")
-    return folder / "ran"

@@ -18,10 +18,10 @@ from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
 from gymnasium.wrappers import TransformObservation
 from stable_baselines3.common.env_util import make_vec_env
-from stable_baselines3.common.utils import set_random_seed
+from stable_baselines3.common.utils import LinearSchedule, set_random_seed
 from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecNormalize, VecTransposeImage
 
-from sb3_ppg import PPG, ArgumentError, MlpPolicy
+from sb3_ppg import PPG, ArgumentError, MlpPolicy, RewardNormalizer
 from sb3_ppg.errors import ModelFormatError
 from sb3_ppg.export import DeterministicPolicy
 from sb3_ppg.hub import from_pretrained, load_vec_normalize, save_pretrained
@@ -33,12 +33,14 @@ from tests.helpers import (
     SMALL,
     BatchNormExtractor,
     RandomEnv,
+    changed,
     image_space,
     normalized_rewards,
     run_in_a_new_process,
 )
 from tests.hub.small_models import BOX, MODELS, PHASE, change, honest, refused, small_model, write
 from tests.hub.watch import generator_states
+from tests.policies.test_memory import OfPairs, Remembering, Two
 from tests.saving.small_models import numbers_of, same
 
 # ---- round trips ----
@@ -325,6 +327,57 @@ WIDE: dict[str, tuple] = {
     "coefficients of a Tuple": (BOX, PARTS, {}, dict(ent_coef={0: 0.1, 1: {0: {0: np.float32(0.0)}}})),
     "coefficients of odd keys": (BOX, spaces.Dict({"$a": BOX, "b": BOX}), {}, dict(ent_coef={"$a": 0.1, "b": 0.0})),
 }
+
+
+class Warmup(LinearSchedule):
+    """Is no LinearSchedule."""
+
+
+class MyNormalizer(RewardNormalizer):
+    """Is no RewardNormalizer."""
+
+
+def test_subclasses_are_not_shared_as_their_bases(tmp_path):
+    normalized = normalized_rewards() | dict(rollout_buffer_kwargs=dict(reward_normalizer=MyNormalizer()))
+    for arguments in (dict(learning_rate=Warmup(1e-3, 0, 1)), normalized):
+        with pytest.raises(ModelFormatError, match=r"is not plain data .* custom_objects="):
+            save_pretrained(small_model(**arguments), tmp_path)
+
+
+def test_custom_objects_may_be_what_a_file_may_not_decide(tmp_path):
+    save_pretrained(small_model(), tmp_path)
+    mine = dict(compile_updates="auto", aux_buffer_kwargs=dict(storage="mmap", path=tmp_path / "phase"))
+    loaded = from_pretrained(tmp_path, custom_objects=mine)
+    assert loaded.compile_updates == "auto" and loaded.aux_buffer_kwargs == mine["aux_buffer_kwargs"]
+
+
+def test_statistics_that_are_missing_are_warned_of(tmp_path):
+    """The model's file has none; a new VecNormalize has those of nothing."""
+    model = PPG("MlpPolicy", VecNormalize(make_vec_env("CartPole-v1")), **SMALL).learn(16)
+    model.save(tmp_path / "model.zip")
+    with pytest.warns(UserWarning, match="was trained in a VecNormalize, whose statistics are not here"):
+        save_pretrained(PPG.load(tmp_path / "model.zip"), tmp_path / "without")
+    save_pretrained(model, tmp_path / "with")
+    with pytest.warns(UserWarning, match="`env` has a new VecNormalize, without the statistics"):
+        from_pretrained(tmp_path / "with", VecNormalize(make_vec_env("CartPole-v1")))
+
+
+class TwoNormalized(Two):
+    def __init__(self, space):
+        super().__init__(space)
+        self.norm = th.nn.BatchNorm1d(self.features_dim)
+
+    def forward(self, observations):
+        return self.norm(super().forward(observations))
+
+
+@pytest.mark.parametrize("extractor", [Two, TwoNormalized])
+def test_a_policy_with_inputs_of_its_own_is_shared(extractor, tmp_path):
+    custom = dict(Remembering=Remembering, OfPairs=OfPairs, extractor=extractor)
+    kwargs = dict(policy_kwargs=dict(features_extractor_class=extractor), rollout_buffer_class=OfPairs, device="cpu")
+    model = PPG(Remembering, "Pendulum-v1", **SMALL | kwargs).learn(16)
+    save_pretrained(model, tmp_path, custom)
+    assert not changed(model, from_pretrained(tmp_path, custom_objects=custom, device="cpu").policy.state_dict())
 
 
 def test_bounds_that_say_nothing_do_not_keep_a_model_from_being_shared_and_exported(tmp_path):

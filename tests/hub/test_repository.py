@@ -8,8 +8,10 @@ from pathlib import Path
 from unittest.mock import patch
 
 import ale_py  # noqa: F401  registers environments
+import gymnasium as gym
 import pytest
 from gymnasium import spaces
+from gymnasium.envs.classic_control import CartPoleEnv
 from gymnasium.wrappers import TimeAwareObservation
 from huggingface_hub import ModelCard
 from stable_baselines3.common.env_util import make_vec_env
@@ -141,12 +143,29 @@ def test_the_card_makes_the_environment_with_its_options(hub_server, tmp_path):
     assert "from minatar.gym import register_envs; register_envs()" in card
 
 
+def test_the_card_of_an_environment_without_a_limit(hub_server):
+    model = PPG("MlpPolicy", make_vec_env("CartPole-v1", env_kwargs=dict(max_episode_steps=-1)), **SMALL)
+    hub.push(model, "me/model")
+    assert "env_kwargs={'max_episode_steps': -1}" in snippet_of(hub_server, "me/model")
+
+
+def test_the_card_of_a_model_that_was_trained_without_masks_has_none(hub_server, tmp_path):
+    hub.push(MaskablePPG("MlpPolicy", "CartPole-v1", **SMALL).learn(16, use_masking=False), "me/model")
+    run_code(snippet_of(hub_server, "me/model").replace("1000", "3"), tmp_path)
+
+
 ENVIRONMENTS = {
     "stacked": lambda: VecFrameStack(make_vec_env("CartPole-v1"), 2),
     "wrapped": lambda: make_vec_env("CartPole-v1", wrapper_class=TimeAwareObservation),
+    "with a file": lambda: make_vec_env("Ant-v5", env_kwargs=dict(xml_file="ant.xml")),
+    "of a script": lambda: make_vec_env("Script-v0"),
     "not registered": lambda: RandomEnv(BOX, spaces.Discrete(2)),
     "none": lambda: None,
 }
+
+
+gym.register("Script-v0", "__main__:CartPoleEnv", vector_entry_point=None)
+gym.registry["Script-v0"].entry_point = type("Mine", (CartPoleEnv,), {"__module__": "__main__"})
 
 
 @pytest.mark.parametrize("make_env", ENVIRONMENTS.values(), ids=ENVIRONMENTS)

@@ -21,7 +21,7 @@ from sb3_ppg.hub import from_pretrained, load_vec_normalize, save_pretrained
 from sb3_ppg.hub.pretrained import ARRAYS, DESCRIPTION
 from sb3_ppg.hub.schema import CLASSES
 from tests.helpers import SMALL, MaskedEnv, RandomEnv
-from tests.hub.small_models import BOX, change, malicious_zip, refused
+from tests.hub.small_models import BOX, change, refused, small_model
 from tests.hub.watch import watched
 from tests.saving.small_models import same
 
@@ -284,8 +284,20 @@ def test_links_pipes_and_devices_are_not_opened(copied, tmp_path_factory, name, 
 # ---- pickle ----
 
 
+class Payload:
+    """Pickled, it creates a file where it is unpickled."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.file,)
+
+
 def test_pickles_are_not_opened(copied):
-    ran = malicious_zip(copied)
+    model, ran = small_model(), copied / "ran"
+    model.innocent = Payload(ran)  # type: ignore[attr-defined]
+    model.save(copied / "model.zip")
     (copied / "vec_normalize.pkl").write_bytes((copied / "model.zip").read_bytes())
     from_pretrained(copied, RandomEnv(BOX, spaces.Discrete(2)))
     (copied / DESCRIPTION).unlink()
