@@ -20,7 +20,7 @@ from sb3_ppg.buffers.rollouts import Observations
 from sb3_ppg.environments.watched import only_normalizer, statistics
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.phasic_interface import PhasicInterface
-from sb3_ppg.policies.mlp import TORCH_DISTRIBUTION_ATTRIBUTES
+from sb3_ppg.policies.mlp import KNOWN_INPUTS, TORCH_DISTRIBUTION_ATTRIBUTES
 
 SELF = "self"  # as a value of the argument `prior`: the model's own policy when it begins to learn
 PRIOR_LEFT_OUT = "not shared"  # as a value of the argument `prior` in files on the Hub, which do not hold the prior of a model
@@ -37,11 +37,15 @@ class Prior:
     :raises ArgumentError: for an agent with another kind of action distribution or other spaces
     """
 
+    follows_warm_start: bool = False  # whether it is the model's own policy as the latest `warm_start` has left it
+
     def __init__(self, agent: Any, model: PhasicInterface):
         self.name = type(agent).__name__
         theirs, ours = policy_signature(agent), policy_signature(model)
         if theirs != ours:
             raise ArgumentError(f"the agent has a {theirs}, the model a {ours}: use an agent like it")
+        if (keys := tuple(getattr(agent.policy, "input_keys", ()))) not in KNOWN_INPUTS:
+            raise ArgumentError(f"the agent's policy takes {', '.join(keys)}, which a prior does not have")
         normalizer = only_normalizer(agent.env)
         # Without its environments, like one that was unpickled
         self.normalizer = copy.deepcopy(normalizer) if normalizer is not None and normalizer.norm_obs else None
@@ -125,7 +129,9 @@ class Prior:
 
 def policy_signature(agent: Any) -> str:
     """Return the spaces and the kind of action distribution of an agent, which those of a model must equal."""
-    distribution = agent.policy.action_dist
+    distribution = getattr(agent.policy, "action_dist", None)
+    if distribution is None:
+        raise ArgumentError(f"{type(agent).__name__} has no action distribution: clone it by warm_start(data, agent=...)")
     kinds = " and ".join(type(part).__name__ for part in getattr(distribution, "templates", [distribution]))
     squashed = "squashed " if agent.policy.squash_output else ""
     return f"{squashed}{kinds} over {agent.action_space} for observations {agent.observation_space}"

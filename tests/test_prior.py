@@ -5,7 +5,7 @@ import pytest
 import torch as th
 from gymnasium import spaces
 from sb3_contrib import MaskablePPO, RecurrentPPO
-from stable_baselines3 import PPO
+from stable_baselines3 import DQN, PPO
 from stable_baselines3.common.utils import LinearSchedule
 from stable_baselines3.common.vec_env import VecFrameStack, VecNormalize
 
@@ -199,6 +199,7 @@ def test_what_cannot_be_a_prior_is_refused_by_name():
         "for observations .*, the model a": PPO("MlpPolicy", random_envs(spaces.Box(-1, 1, (4,)))),
         "the agent has a MaskableCategorical": MaskablePPO("MlpPolicy", masked_envs()),
         "`prior`='CartPole' cannot work": "CartPole",
+        r"DQN has no action distribution: clone it by warm_start": DQN("MlpPolicy", random_envs(), buffer_size=9),
     }
     for message, agent in cases.items():
         with pytest.raises(ArgumentError, match=message):
@@ -215,6 +216,7 @@ def test_environments_and_buffers_that_hide_what_it_needs_are_refused():
 def test_self_is_the_policy_that_warm_start_leaves():
     model = PPG("MlpPolicy", random_envs(), **SMALL, prior="self")
     before = weights(model)
+    model.warm_start(random_data(VECTOR, THREE_ACTIONS), n_epochs=1)
     model.warm_start(random_data(VECTOR, THREE_ACTIONS), n_epochs=1)
     cloned = weights(model)
     model.learn(ROLLOUT)
@@ -332,7 +334,7 @@ def test_a_shared_model_goes_on_with_its_warm_up(tmp_path):
 
 
 def test_a_value_function_on_the_policys_layers_is_refused():
-    for policy_kwargs in (dict(architecture="shared"), dict(share_features_extractor=True)):
+    for policy_kwargs in (dict(architecture="shared"), dict(architecture="dual", share_features_extractor=True)):
         with pytest.raises(ArgumentError, match="`n_value_warmup`=1 cannot work: the value function shares layers"):
             make_kind("images", n_value_warmup=1, policy_kwargs=policy_kwargs)
     make_kind("images", n_value_warmup=1, policy_kwargs=dict(architecture="detached"))

@@ -14,6 +14,7 @@ from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Schedule
 from stable_baselines3.common.utils import polyak_update
+from stable_baselines3.her import HerReplayBuffer
 from typing_extensions import override
 
 from sb3_ppg.arguments import arguments_explained, check_each_argument, require, type_errors_explained, warn_of_missing_gpu
@@ -21,7 +22,7 @@ from sb3_ppg.arrays import map_arrays
 from sb3_ppg.buffers.rollouts import in_floats
 from sb3_ppg.errors import ArgumentError, NonFiniteLossError
 from sb3_ppg.offline import losses
-from sb3_ppg.offline.data import fit_normalizers, load_dataset
+from sb3_ppg.offline.data import check_normalizer, fit_normalizers, load_dataset
 from sb3_ppg.offline.policies import BCQPolicy, CnnPolicy, MlpPolicy, MultiInputPolicy
 from sb3_ppg.optim.diagnostics import logger_of_run
 from sb3_ppg.saving.files import mark
@@ -155,6 +156,7 @@ class BCQ(OffPolicyAlgorithm):
         :param dataset: data that ``load_dataset`` accepts
         :raises ArgumentError: if the data is damaged, or cannot come from the model's environment
         """
+        check_normalizer(self)
         data = load_dataset(dataset).fitted_to(self.observation_space, self.action_space)
         is_dict = isinstance(self.observation_space, spaces.Dict)
         cls: Any = self.replay_buffer_class or (DictReplayBuffer if is_dict else ReplayBuffer)
@@ -163,9 +165,11 @@ class BCQ(OffPolicyAlgorithm):
             cls = self.replay_buffer_class or NStepReplayBuffer
             kwargs = {"n_steps": self.n_steps, "gamma": self.gamma, **kwargs}
         # As SB3's algorithms fill it: actions scaled to [-1, 1], so integers are floats; full, so that its end is known
-        buffer = self.replay_buffer = cls(
-            len(data), self.observation_space, in_floats(self.action_space), device=self.device, **kwargs
-        )
+        if issubclass(cls, HerReplayBuffer):
+            raise ArgumentError("`replay_buffer_class`=HerReplayBuffer cannot work: goals are not relabelled; use None")
+        with type_errors_explained(cls, kwargs):
+            spaces_ = (self.observation_space, in_floats(self.action_space))
+            buffer = self.replay_buffer = cls(len(data), *spaces_, device=self.device, **kwargs)
 
         def fill(stored: np.ndarray, array: np.ndarray) -> None:
             stored[:] = array.reshape(stored.shape)  # from (N, ...) to (N, 1, ...)
@@ -217,6 +221,8 @@ class BCQ(OffPolicyAlgorithm):
         with patch("stable_baselines3.common.base_class.ProgressBarCallback", _ProgressBar):
             callback = self._init_callback(callback, progress_bar)
         callback.on_training_start(locals(), globals())
+        if self.num_timesteps < total_timesteps:  # else the first step would have the rate of an earlier run's end
+            self._update_current_progress_remaining(self.num_timesteps, total_timesteps)
         while self.num_timesteps < total_timesteps:
             self.train(1, self.batch_size)
             self.num_timesteps += 1

@@ -62,6 +62,8 @@ class Dataset:
     def __post_init__(self) -> None:
         for name in COLUMNS:
             setattr(self, name, map_arrays(np.atleast_1d, getattr(self, name)))
+            dtypes = map_arrays(lambda array: str(array.dtype), getattr(self, name))
+            self._require("object" not in str(dtypes), name, "are no numbers; of a Dict space, use a dictionary of arrays")
         shape, following = (map_arrays(np.shape, tree) for tree in (self.observations, self.next_observations))
         self._require(shape == following, "next_observations", f"have the shapes {following}, `observations` {shape}")
         sizes: set[int] = set()
@@ -78,6 +80,9 @@ class Dataset:
         continues = np.arange(len(self)) < len(self) - 1  # whether the following transition begins where one ends
 
         def compare(after: np.ndarray, before: np.ndarray) -> None:
+            if after.dtype.kind == before.dtype.kind == "f":  # one may have been rounded
+                coarser = min(after.dtype, before.dtype, key=lambda dtype: dtype.itemsize)
+                after, before = after.astype(coarser, copy=False), before.astype(coarser, copy=False)
             continues[:-1] &= (after[:-1] == before[1:]).all(axis=tuple(range(1, after.ndim)))
 
         map_arrays(compare, self.next_observations, self.observations)
@@ -128,7 +133,7 @@ class Dataset:
         :return: the data in the types of the spaces; images channel first; actions within their bounds
         :raises ArgumentError: for the first array that does not fit
         """
-        if isinstance(action_space, NESTED) or isinstance(self.actions, dict):
+        if isinstance(action_space, NESTED) or isinstance(self.actions, (dict, tuple)):
             raise ArgumentError(f"{self.source} cannot be for {action_space}: recorded actions are arrays of numbers")
         names = ("observations", "next_observations")
         fitted = {name: self._fitted_observations(name, getattr(self, name), observation_space) for name in names}
@@ -143,7 +148,7 @@ class Dataset:
             keys = set(value) if isinstance(value, dict) else set()
             self._require(keys == set(space), name, f"have the keys {sorted(keys)}, the environment's {sorted(space)}")
             return {key: self._fitted_observations(f"{name}[{key!r}]", value[key], part) for key, part in space.items()}
-        self._require(not isinstance(value, dict), name, f"are a dictionary, the environment's are {space}")
+        self._require(not isinstance(value, (dict, tuple)), name, f"have several parts, the environment's are {space}")
         if is_image_space(space) and value.shape[1:] == (*space.shape[1:], space.shape[0]) != space.shape:
             value = np.moveaxis(value, -1, 1)
         return self._fitted(name, value, space, is_bounded=np.issubdtype(space.dtype, np.integer))
@@ -165,6 +170,13 @@ class Dataset:
         return (np.rint(array) if is_rounded else array).astype(space.dtype, copy=False)
 
 
+def check_normalizer(model: Any) -> None:
+    """Refuse environments with several ``VecNormalize``, or with one inside a wrapper that changes observations."""
+    normalizer = only_normalizer(model.env)
+    if normalizer is not None and normalizer.norm_obs and normalizer.observation_space != model.observation_space:
+        raise ArgumentError("`env` cannot work: a wrapper around VecNormalize changes the observations: put it inside")
+
+
 def fit_normalizers(env: VecEnv | None, data: Dataset, is_trained: bool) -> None:
     """
     Replace the statistics of ``VecNormalize`` among the wrappers by those of the data, unless networks have been trained with
@@ -176,15 +188,9 @@ def fit_normalizers(env: VecEnv | None, data: Dataset, is_trained: bool) -> None
             statistics.mean, statistics.var = samples.mean(axis=0, dtype=np.float64), samples.var(axis=0, dtype=np.float64)
             statistics.count = len(samples)
 
-    def check(statistics: RunningMeanStd, samples: Any) -> None:
-        if statistics.mean.shape != samples.shape[1:]:
-            raise ArgumentError("`env` cannot work: a wrapper around VecNormalize changes the observations: put it inside")
-
     for normalizer in normalizers(env):
-        if normalizer.norm_obs:
-            map_arrays(check, normalizer.obs_rms, data.observations)
-            if normalizer.training:
-                map_arrays(fit, normalizer.obs_rms, data.observations)
+        if normalizer.norm_obs and normalizer.training:
+            map_arrays(fit, normalizer.obs_rms, data.observations)
         if normalizer.training and normalizer.norm_reward:
             running, returns = 0.0, np.zeros(len(data))  # as VecNormalize sums rewards up
             for step, (reward, ends) in enumerate(zip(data.rewards, data.terminations | data.truncations, strict=True)):
@@ -242,6 +248,9 @@ def _from_replay_buffer(buffer: ReplayBuffer) -> Dataset:
     space: Any = buffer.action_space
     actions = buffer.actions.reshape(*buffer.actions.shape[:2], *space.shape)
     if isinstance(space, spaces.Box):  # scaled to [-1, 1]
+        if (abs(actions[rows]) > 1 + TOLERANCE).any():
+            remedy = "use `policy.scale_action` to fill it, or pass arrays"
+            raise ArgumentError(f"the replay buffer has actions outside [-1, 1], where SB3's algorithms scale them: {remedy}")
         actions = SquashedGaussianActions(space).for_environments(th.as_tensor(actions)).numpy()
     dones, timeouts = buffer.dones.astype(bool), buffer.timeouts.astype(bool)
     columns = (buffer.observations, actions, buffer.rewards, next_observations, dones & ~timeouts, timeouts)
@@ -255,12 +264,16 @@ def _from_minari(name: str) -> Dataset:
         import h5py  # noqa: F401  Minari names its own extra
         import minari
     path = Path(name).parent if name.endswith(".hdf5") else Path(name)
+    if name.endswith(".hdf5") and not (Path(name).name == "main_data.hdf5" and (path / "metadata.json").exists()):
+        raise ArgumentError(f"{name} is no file of a Minari data set: of another HDF5 file, such as D4RL's, pass the arrays")
     path = path / "data" if (path / "data").is_dir() else path
     parts = []
     for episode in (minari.MinariDataset(path) if path.is_dir() else minari.load_dataset(name)).iterate_episodes():
         now, following = (map_arrays(itemgetter(part), episode.observations) for part in (slice(-1), slice(1, None)))
         ends = episode.terminations, episode.truncations
         parts.append(Dataset(now, episode.actions, episode.rewards, following, *ends, name))
+    if not parts:
+        raise ArgumentError(f"{name} is empty")
     return joined(parts)
 
 

@@ -18,7 +18,7 @@ from sb3_ppg.environments.watched import only_normalizer
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.losses import Losses
 from sb3_ppg.objectives import Coefficients
-from sb3_ppg.offline.data import Dataset, fit_normalizers, load_dataset
+from sb3_ppg.offline.data import Dataset, check_normalizer, fit_normalizers, load_dataset
 from sb3_ppg.optim.update import Update, mean_losses
 from sb3_ppg.optim.value_units import change_value_units
 from sb3_ppg.phasic_interface import PhasicInterface
@@ -38,11 +38,13 @@ def fit_to_data(model: PhasicInterface, dataset: Any, agent: Any, n_epochs: int,
     if agent is not None and hasattr(agent.policy, "get_distribution"):
         recorded = _by_chunks(Prior(agent, model).parameters, data.observations)
     elif agent is not None:
+        if agent.action_space != model.action_space:
+            raise ArgumentError(f"the agent acts in {agent.action_space}, the model in {model.action_space}: use one like it")
         observations = _normalized(agent, data).observations
         actions, fit_std = _by_chunks(lambda part: agent.predict(part, deterministic=True)[0], observations), False
     samples = model.policy.actions.from_environments(th.as_tensor(actions))
     actions = samples.reshape(len(data), -1).float().numpy()
-    only_normalizer(model.env)  # refuses several, before they change
+    check_normalizer(model)
     fit_normalizers(model.env, data, is_trained=model.num_timesteps > 0 or len(model.aux_optimizer.state) > 0)
     data = _normalized(model, data)
     if model.ignore_terminations:

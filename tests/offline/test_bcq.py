@@ -14,13 +14,15 @@ import pytest
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.buffers import NStepReplayBuffer
-from stable_baselines3.common.callbacks import BaseCallback, CheckpointCallback, EvalCallback
+from stable_baselines3.common.callbacks import CheckpointCallback, EvalCallback
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.logger import configure
-from stable_baselines3.common.vec_env import VecNormalize
+from stable_baselines3.common.utils import LinearSchedule
+from stable_baselines3.common.vec_env import VecFrameStack, VecNormalize
+from stable_baselines3.her import HerReplayBuffer
 from tqdm.rich import tqdm
 
-from sb3_ppg import ArgumentError, NonFiniteLossError
+from sb3_ppg import ArgumentError, NonFiniteLossError, PhasicCallback
 from sb3_ppg.arrays import map_arrays
 from sb3_ppg.offline import BCQ, Dataset, load_dataset, losses
 from tests.helpers import BOX, DICT, VECTOR, BatchNormExtractor, RandomEnv, image_space, random_envs
@@ -269,14 +271,11 @@ def test_deterministic_play_is_the_best_of_the_same_samples_and_other_play_sampl
     assert len(np.unique(sampled, axis=0)) > 1
 
 
-class Begins(BaseCallback):
+class Begins(PhasicCallback):
     n = 0
 
     def _init_callback(self) -> None:
         Begins.n += 1
-
-    def _on_step(self) -> bool:
-        return True
 
 
 def test_callbacks_logs_and_progress_bar(tmp_path):
@@ -306,6 +305,13 @@ def test_a_loaded_model_may_play_with_more_or_fewer_samples(n_play_samples, tmp_
     assert len(loaded.policy.codes) == n_play_samples and th.equal(loaded.policy.codes[:n], model.policy.codes[:n])
 
 
+def test_a_second_run_begins_with_the_first_rate_of_its_schedule():
+    model, rates = make(learning_rate=LinearSchedule(1e-3, 0.0, 1.0)).learn(2), []
+    optimizer = getattr(model.policy, model.policy.optimizer_names[0])
+    model.learn(2, lambda *_: rates.append(optimizer.param_groups[0]["lr"]) or True)
+    assert rates == [1e-3, 5e-4]
+
+
 def test_a_run_that_continues_logs_to_its_own_tensorboard_folder(tmp_path):
     pytest.importorskip("tensorboard")
     first, second = (make(tensorboard_log=str(tmp_path)) for _ in range(2))
@@ -327,9 +333,22 @@ def test_arguments_that_cannot_work_are_refused():
         (dict(policy_kwargs=dict(net_arch=dict(pi=[64], qf=[64]))), r"`net_arch`=.* cannot work: use a list of integers"),
         (dict(action_space=THREE, threshold=1.0), r"`threshold`=1.0 cannot work: use a number from 0 to below 1"),
         (dict(dataset=random_data(VECTOR, THREE)), "`actions` have shape"),
+        (dict(replay_buffer_class=HerReplayBuffer), "`replay_buffer_class`=HerReplayBuffer cannot work"),
+        (
+            dict(replay_buffer_kwargs=dict(handle_timeouts=False)),
+            "`handle_timeouts`=False cannot work: ReplayBuffer has no such argument",
+        ),
     ):
         with pytest.raises(ArgumentError, match=message):
             make(**kwargs)
+    env = random_envs(VECTOR, BOX)
+    for wrapped, message in (
+        (VecNormalize(VecNormalize(env), norm_obs=False), "wrapped in 2 VecNormalize"),
+        (VecFrameStack(VecNormalize(env), 2), "a wrapper around VecNormalize changes the observations"),
+    ):
+        data = random_data(wrapped.observation_space, BOX)
+        with pytest.raises(ArgumentError, match=message):
+            BCQ("MlpPolicy", wrapped, dataset=data, **TINY)
     with pytest.raises(ArgumentError, match=r"`dataset`=None cannot work.*`set_dataset`"):
         make(dataset=None).learn(1)
     with pytest.raises(TypeError, match=r"BCQ has no argument `lambda_`"):

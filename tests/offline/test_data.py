@@ -160,6 +160,15 @@ def images(scale: float) -> dict:
 
 FITS = (VECTOR, BOX)
 IMAGES = image_space(3, 40, 36)
+
+
+def filled_by_hand() -> ReplayBuffer:
+    buffer = ReplayBuffer(5, VECTOR, BOX)
+    observation = np.zeros((1, *VECTOR.shape), np.float32)
+    buffer.add(observation, observation, np.array([[1.9, 0.0]]), np.zeros(1), np.zeros(1), [{}])
+    return buffer
+
+
 HALF_OPEN, WIDE = spaces.Box(0, np.inf, (1,)), spaces.Box(0, 10**6, (1,), np.int64)
 A_DICT = spaces.Dict(a=spaces.Box(-1, 1, (5,)))
 WRONG = {
@@ -168,7 +177,15 @@ WRONG = {
     "NaN observation": (nan_at("observations", 3), FITS, r"`observations` lie outside Box.* at 3 \(1 of 6 transitions\)"),
     "NaN reward": (nan_at("rewards", 5), FITS, r"`rewards` are NaN or infinite at 5"),
     "NaN end": (nan_at("terminations", 4), FITS, r"`terminations` are neither 0 nor 1 at 4 \(1 of 6 transitions\): nan"),
-    "dictionary": (arrays(observations={"a": np.zeros(6)}, next_observations={"a": np.zeros(6)}), FITS, "are a dictionary"),
+    "dictionary": (arrays(observations={"a": np.zeros(6)}, next_observations={"a": np.zeros(6)}), FITS, "have several parts"),
+    "tuple": (arrays(observations=(np.zeros(6),), next_observations=(np.zeros(6),)), FITS, "have several parts"),
+    "tuple of actions": (arrays(actions=(np.zeros(6), np.zeros(6))), FITS, "recorded actions are arrays of numbers"),
+    "list of dictionaries": (
+        arrays(observations=[{"a": 0}] * 6, next_observations=[{"a": 0}] * 6),
+        (A_DICT, BOX),
+        "`observations` are no numbers; of a Dict space, use a dictionary of arrays",
+    ),
+    "unscaled buffer": (filled_by_hand(), FITS, r"the replay buffer has actions outside \[-1, 1\]"),
     "empty": ({name: array[:0] for name, array in arrays().items()}, FITS, "is empty"),
     "empty buffer": (ReplayBuffer(5, VECTOR, BOX), FITS, "the replay buffer is empty"),
     "lengths": (arrays(rewards=np.zeros(5)), FITS, r"different lengths: .*'rewards': 5"),
@@ -199,6 +216,21 @@ WRONG = {
 def test_wrong_data_is_refused(source, places, message):
     with pytest.raises(ArgumentError, match=message):
         load_dataset(source).fitted_to(*places)
+
+
+def test_observations_may_be_rounded_once():
+    exact = np.random.default_rng(0).normal(size=(7, 3))
+    for first, second in ((np.float32, np.float64), (np.float64, np.float32)):
+        given = arrays(observations=exact[:6].astype(first), next_observations=exact[1:].astype(second))
+        ends = load_dataset(given | dict(terminations=np.zeros(6), truncations=np.zeros(6))).ends
+        assert ends.tolist() == [5]
+
+
+def test_other_files_than_minaris_are_refused(tmp_path):
+    (tmp_path / "hopper.hdf5").write_bytes(b"")
+    for name in ("hopper.hdf5", "main_data.hdf5"):
+        with pytest.raises(ArgumentError, match="is no file of a Minari data set"):
+            load_dataset(str(tmp_path / name))
 
 
 def test_images_are_uint8_and_become_channel_first():

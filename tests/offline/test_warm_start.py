@@ -7,7 +7,7 @@ import pytest
 import torch as th
 from gymnasium import spaces
 from sb3_contrib import RecurrentPPO
-from stable_baselines3 import PPO
+from stable_baselines3 import DQN, PPO
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.vec_env import VecFrameStack, VecNormalize
 
@@ -170,7 +170,9 @@ def test_what_it_is_not_for_is_refused():
     model = PPG("MlpPolicy", random_envs(VECTOR, THREE), **SMALL)
     other = PPO("MlpPolicy", RandomEnv(VECTOR, BOX), device="cpu")
     recurrent = RecurrentPPO("MlpLstmPolicy", RandomEnv(VECTOR, THREE), device="cpu")
+    dqn = DQN("MlpPolicy", RandomEnv(VECTOR, spaces.Discrete(4)), buffer_size=9)
     for dataset, options, message in (
+        (data, dict(agent=dqn), r"the agent acts in Discrete\(4\), the model in Discrete\(3, start=2\): use one like it"),
         (random_data(VECTOR, BOX), {}, "`actions` have shape"),
         (data, dict(n_epochs=0), "`n_epochs`=0 cannot work"),
         (data, dict(agent=other), "the agent has a DiagGaussianDistribution.*the model a Categorical"),
