@@ -109,8 +109,9 @@ def _start_group() -> "dist.Store":
         th.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)) % n_gpus)
     try:
         store, rank, size = next(rendezvous("env://", timeout=start_timeout))
-        # The store of torchrun's agent still has the keys of earlier attempts
-        store = dist.PrefixStore(f"attempt_{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
+        # The store of torchrun's agent still has the keys of earlier attempts. Of several agents, each counts its own
+        if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+            store = dist.PrefixStore(f"attempt_{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
         store.set(f"process_{rank}", gpu_name(th.device("cuda")) if n_gpus > 0 else "")
         backend = choose_backend([store.get(f"process_{other}").decode() for other in range(size)])
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)

@@ -86,8 +86,9 @@ class PhasicCheckpointCallback(PhasicCallback):
         self._saved_at = self.num_timesteps if self.num_timesteps > 0 else None
         if self.num_timesteps > 0 and self.model._checkpoint is not None:
             self._run = self.model._checkpoint[0]
-        else:
-            self._run = broadcast(uuid.uuid4().hex)
+        else:  # the same for all callbacks of a run
+            session = self.model.session
+            self._run = session.run = session.run or broadcast(uuid.uuid4().hex)
         there = _checkpoints(self.save_path, self.name_prefix)
         self._saved = [path for _, path, run in there if run == self._run]
         self._latest = there[-1][0] if there else 0
@@ -112,6 +113,8 @@ class PhasicCheckpointCallback(PhasicCallback):
         if error := next(filter(None, gather(first_non_finite(self.model))), None):
             warn(f"{path} is not written: {error}. The checkpoint before it stays the latest")
             return
+        if rank() == 0 and n_processes() > 1:  # a model that is there already would not fit the others' new files
+            path.unlink(missing_ok=True)
         self._latest = broadcast(max(time.time_ns(), self._latest + 1))  # a clock may be set back
         self.model._checkpoint = [self._run, self._latest]
         states = aux_buffer_path(path)

@@ -1,8 +1,8 @@
 """Everything that processes exchange about their models: settings and state before the first rollout, results after each."""
 
 from collections import deque
-from collections.abc import Callable
-from itertools import chain
+from collections.abc import Callable, Sequence
+from itertools import zip_longest
 from typing import Any, TypeVar
 
 import numpy as np
@@ -52,6 +52,7 @@ def _settings(model: PhasicInterface) -> dict[str, Any]:
         **{name: argument_value(model, name) for name in argument_names(type(model)) if name not in MAY_DIFFER},
         **{name.removeprefix("_"): getattr(model, name) for name in COUNTERS},
         "n_kept_rollouts": model.n_kept_rollouts(),
+        "capacity": model.aux_buffer.capacity,
         "policy": type(policy),
         "networks": {name: tuple(weight.shape) for name, weight in policy.state_dict().items()},
         "VecNormalize": list(all_statistics(env)),
@@ -84,8 +85,8 @@ class RolloutExchange:
         reports = gather((end is not None, model.num_timesteps, *new, moments))
         continues, counts, new_episodes, new_successes, new_moments = zip(*reports, strict=True)
         model.num_timesteps = max(counts)  # a process that stops has taken fewer steps
-        model.ep_info_buffer = deque(chain(episodes, *new_episodes), window)
-        model.ep_success_buffer = deque(chain(successes, *new_successes), window)
+        model.ep_info_buffer = deque([*episodes, *interleaved(new_episodes)], window)
+        model.ep_success_buffer = deque([*successes, *interleaved(new_successes)], window)
         for rms, before, *parts in zip(self._running, self._merged, *new_moments, strict=True):
             rms.mean, rms.var, rms.count = before
             for mean, var, count in parts:
@@ -93,6 +94,13 @@ class RolloutExchange:
                     rms.update_from_moments(mean, var, count)
         self._merged = [_moments(rms) for rms in self._running]
         return end if all(continues) else None
+
+
+def interleaved(lists: Sequence[Sequence[Any]]) -> list[Any]:
+    """Return the items of all lists in turns, so that the last ones are the last of each."""
+    missing = object()
+    rows = zip_longest(*(each[::-1] for each in lists), fillvalue=missing)
+    return [item for row in rows for item in row if item is not missing][::-1]
 
 
 def _moments(rms: RunningMeanStd) -> Moments:

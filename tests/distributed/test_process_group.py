@@ -41,10 +41,10 @@ def act(action: str, model) -> bool:
             model.env.envs[1].unwrapped.state = np.full(4, np.nan)
         case "bad rollout":
             model.rollout_buffer.returns[3, 1] = np.nan
-        case "dead worker":
+        case "dead worker" | "signal to all":
             os.kill(model.env.processes[0].pid, signal.SIGKILL)
-        case "signal":
-            os.kill(os.getpid(), signal.SIGTERM)
+    if "signal" in action:
+        os.kill(os.getpid(), signal.SIGTERM)
     return action != "stop"
 
 
@@ -63,11 +63,13 @@ class InProcessOne(BaseCallback):
             act(self.action, self.model)
 
 
+WORKERS = ("dead worker", "signal to all")
 LOST = "ProcessGroupError: another process does not answer any more"
 # What process 1 does, whether at the end of a rollout; the error in it, in the other one
 ENDS = [
     ("stop", False, "", ""),
     ("signal", False, "SystemExit: 143", "SystemExit: 143"),
+    ("signal to all", False, "SystemExit: 143", "SystemExit: 143"),  # also to the workers of the environments
     # Errors end the group
     ("error", False, "KeyError: 'boom'", LOST),
     ("error", True, "KeyError: 'boom'", LOST),
@@ -80,10 +82,11 @@ ENDS = [
 def end_in_each_way() -> list[tuple[float, int, str]]:
     """Return for each of ``ENDS`` the seconds that the run took, its steps, the error."""
     found, ports = [], broadcast([free_port() for _ in ENDS])
+    os.environ["TORCHELASTIC_RESTART_COUNT"] = str(rank())  # agents of several nodes count their own restarts
     for number, (action, at_the_end, *_) in enumerate(ENDS):
         os.environ["MASTER_PORT"] = str(ports[number])
         with process_group():  # a new one after an error
-            env = make_vec_env("CartPole-v1", N_ENVS, vec_env_cls=SubprocVecEnv if action == "dead worker" else None)
+            env = make_vec_env("CartPole-v1", N_ENVS, vec_env_cls=SubprocVecEnv if action in WORKERS else None)
             model, message, start = make(env=env), "", time.perf_counter()
             try:
                 callbacks = [InProcessOne(action, at_the_end), PhasicCheckpointCallback(1000, f"checkpoints_{number}")]
@@ -105,7 +108,7 @@ def test_what_ends_one_process_ends_all(found, folder):
         assert max(case[0], others_case[0]) < 5, action
         assert re.search(error, case[2]) and re.search(other_error, others_case[2]), (action, case, others_case)
         saved = {path.name for path in (folder / f"checkpoints_{number}").glob("*")}
-        if action in ("stop", "signal"):
+        if action in ("stop", "signal", "signal to all"):
             assert case[1] == others_case[1]  # after the same rollout
             name = f"ppg_model_{case[1] // (2 * ROLLOUT) * 2 * ROLLOUT}_steps"
             assert saved == {f"{name}.zip", *(f"{name}.aux_buffer.{process}_of_2.npz" for process in range(2))}, action

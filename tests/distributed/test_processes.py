@@ -2,7 +2,6 @@
 
 from copy import deepcopy
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ from torch.profiler import ProfilerActivity, profile
 from sb3_ppg import PPG, ImpalaCNN, MaskablePPG, PhasicCallback, RecurrentPPG, VectorRewards, distributed
 from sb3_ppg.distributed import gather, n_processes, rank
 from sb3_ppg.family import with_preset
+from sb3_ppg.training.exchange import interleaved
 from tests.helpers import (
     BOX,
     MIXED,
@@ -166,6 +166,10 @@ def collect(n_envs: int) -> dict[str, Any]:
     )
 
 
+def test_the_latest_episodes_are_those_of_all_processes():
+    assert interleaved([[1, 2, 3], [], [4]]) == [1, 2, 4, 3] and interleaved([[1, 2, 3], [4, 5, 6]])[-3:] == [2, 6, 3]
+
+
 def test_two_halves_collect_as_one_whole(found):
     """Environments are numbered on, also without a seed of the model; statistics and episodes are those of all."""
     first, second = (process["collected"] for process in found)
@@ -269,10 +273,5 @@ def train_all() -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
-    return tmp_path_factory.mktemp("processes")
-
-
-@pytest.fixture(scope="module")
-def found(folder) -> list[dict[str, Any]]:
-    return in_processes(train_all, folder)
+def found(tmp_path_factory) -> list[dict[str, Any]]:
+    return in_processes(train_all, tmp_path_factory.mktemp("processes"))

@@ -130,6 +130,13 @@ def test_a_second_shorter_run_keeps_its_own_checkpoints(tmp_path):
     assert latest_checkpoint(tmp_path).name == "ppg_model_16_steps.zip"
 
 
+def test_several_callbacks_of_a_run_know_their_files_when_it_goes_on(tmp_path):
+    for model in (small(), None):
+        callbacks = [PhasicCheckpointCallback(1, tmp_path / name, keep=1) for name in "ab"]
+        (model or resumed(tmp_path / "a")).learn(16, callback=callbacks, reset_num_timesteps=False)
+    assert steps(tmp_path / "a") == steps(tmp_path / "b") == {32}
+
+
 def test_checkpoints_that_are_removed_meanwhile_are_passed_over(tmp_path, monkeypatch):
     """A running training removes them."""
     small().learn(8 * 2, callback=PhasicCheckpointCallback(1, tmp_path, keep=1))

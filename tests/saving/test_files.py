@@ -26,6 +26,7 @@ from stable_baselines3.common.env_util import make_vec_env
 
 from sb3_ppg import PPG, ArgumentError, MaskablePPG, ModelFormatError, RecurrentPPG, aux_buffer_path
 from sb3_ppg.hub import save_pretrained
+from sb3_ppg.objectives import Objective
 from sb3_ppg.saving.files import atomic_writes, package_version
 from tests.helpers import ROOT, run_in_a_new_process
 from tests.hub.watch import generator_states
@@ -332,10 +333,19 @@ def test_the_version_has_the_commit_in_the_packages_own_clone_alone(tmp_path, mo
     assert version_here() == number
 
 
+class Predicts(Objective):
+    """Has a network that the policy's optimizers train."""
+
+    def __init__(self, policy, **kwargs):
+        super().__init__(policy, **kwargs)
+        self.head = th.nn.Linear(4, 1)
+
+
 def test_an_objective_with_other_parameters_is_refused_by_name(model_file, tmp_path):
     """The remedy that the message names works."""
-    with pytest.raises(ArgumentError, match="`objective`='ewma' cannot take the file's parameters"):
-        PPG.load(model_file, objective="ewma")
+    for objective in ("ewma", Predicts):
+        with pytest.raises(ArgumentError, match="cannot take the file's parameters"):
+            PPG.load(model_file, objective=objective)
     policy = PPG.load(model_file).get_parameters()["policy"]
     model = small(policy_kwargs=dict(net_arch=[4]), objective="ewma")
     model.set_parameters({"policy": policy}, exact_match=False)
