@@ -440,6 +440,8 @@ def by_leaf(space: spaces.Space, argument: str, given: Any) -> list[Any]:
     if not isinstance(given, (Mapping, Sequence)):
         return [given] * len(leaves(space))
     parts, values = parts_of(space), given if isinstance(given, Mapping) else dict(enumerate(given))
+    texts: dict[Any, Any] = {str(key): key for key in parts}  # which SB3's files have in place of numbers
+    values = {key if key in parts else texts.get(key, key): value for key, value in values.items()}
     is_nested = isinstance(space, NESTED)
     if parts.keys() != values.keys() or not is_nested:
         remedy = f"give a value for each of its parts {[*parts]}, or one for all" if is_nested else "give one value"

@@ -261,8 +261,8 @@ def arguments_of(model: Any) -> SimpleNamespace:
 
 
 def check_each_argument(model: Any) -> None:
-    """Check the value of each argument on its own, and convert NumPy scalars to Python numbers."""
-    for argument in argument_names(type(model)):
+    """Check the value of each argument on its own, and convert NumPy scalars to Python numbers; not those of a subclass."""
+    for argument in argument_names(next(cls for cls in type(model).__mro__ if cls.__module__.startswith("sb3_ppg."))):
         attribute = ATTRIBUTES.get(argument, argument)
         if attribute in vars(model):
             setattr(model, attribute, without_numpy(getattr(model, attribute)))

@@ -33,7 +33,7 @@ class PhasicCallback(BaseCallback):
         PPG("MlpPolicy", "CartPole-v1", n_steps=512).learn(10_000, callback=KL())
 
     In these events ``self.locals`` has ``n_samples`` (in the phase), ``n_aux_epochs``, ``epoch`` (the number of finished
-    epochs) and ``losses`` (means over the latest epoch, by the names of ``aux/...``).
+    epochs) and, from the first epoch on, ``losses`` (means over the latest epoch, by the names of ``aux/...``).
     """
 
     @override

@@ -14,7 +14,7 @@ from unittest.mock import patch
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
-from gymnasium.vector import SyncVectorEnv
+from gymnasium.vector import SyncVectorEnv, VectorEnv
 from gymnasium.wrappers import NormalizeObservation, NormalizeReward
 from sb3_contrib.common.maskable.utils import is_masking_supported
 from stable_baselines3.common.callbacks import BaseCallback
@@ -165,7 +165,7 @@ class _Play(BaseCallback):
     def __init__(self, env: Any, seconds: float):
         super().__init__()
         self.given, self.seconds = env, seconds
-        self.recorder = _Recorder(env) if isinstance(env, gym.Env) else None
+        self.recorder = _Recorder(env) if isinstance(env, gym.Env) and not isinstance(env, VectorEnv) else None
         self.lengths: dict[str, list[int]] = {"terminated": [], "truncated": [], "both": []}  # of episodes, by their ends
         self.n_missing = self.n_not_next = self.n_zero = 0  # last observations: missing, not the next one, zeros
         self.first: Any = None  # an episode's first observation, as bytes
@@ -175,7 +175,10 @@ class _Play(BaseCallback):
     def begin(self, arguments: dict[str, Any]) -> None:
         """Let a new model play, which is not trained."""
         env = PPG._wrap_env(self.recorder or self.given)
-        self.algorithm: type[PPG] = MaskablePPG if is_masking_supported(env) else PPG
+        has_masks = False
+        with suppress(Exception):  # a VecEnv need not know what it is asked
+            has_masks = is_masking_supported(env)
+        self.algorithm: type[PPG] = MaskablePPG if has_masks else PPG
         self.policy = policy_for(env.observation_space)
         untrained = type(self.algorithm.__name__, (self.algorithm,), {"train": lambda model: None})
         defaults = dict(policy=self.policy, env=env, n_steps=128, device="cpu", compile_updates=False)
@@ -199,12 +202,13 @@ class _Play(BaseCallback):
             if "episode" in info or not self.is_gymnasium:  # not the step that resets, which seems an episode of its own
                 self.lengths[kind].append(int(self.n_steps[index]))
             self.n_steps[index] = 0
-            first, last = _bytes(observation_at(self.locals["new_obs"], index)), info.get("terminal_observation")
+            new, last = observation_at(self.locals["new_obs"], index), info.get("terminal_observation")
+            first = _bytes(new)
             if last is None:
                 self.n_missing += kind == "truncated"
                 self.n_not_next += 1
             else:
-                last = _bytes(last)
+                last = _bytes({key: last[key] for key in new} if isinstance(new, dict) else last)  # in the same order
                 self.n_not_next += last != first
                 self.n_zero += kind != "terminated" and len(last) >= 40 and not any(last) and any(first)
             self.starts_vary |= self.first not in (None, first)

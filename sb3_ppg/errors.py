@@ -145,7 +145,7 @@ def nearest(name: str, there: Iterable[str]) -> str:
 # Extras by the modules that they install
 EXTRAS = {
     **dict.fromkeys(("huggingface_hub", "msgspec", "safetensors"), "hub"),
-    **dict.fromkeys(("rl_zoo3", "pygame", "yaml", "moviepy"), "zoo"),
+    **dict.fromkeys(("rl_zoo3", "pygame", "yaml", "moviepy", "imageio_ffmpeg"), "zoo"),
     **dict.fromkeys(("seaborn", "scipy", "rliable"), "plots"),
     **dict.fromkeys(("ale_py", "cv2"), "atari"),
     **dict.fromkeys(("mujoco", "imageio"), "mujoco"),

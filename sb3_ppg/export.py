@@ -18,6 +18,7 @@ from sb3_ppg.environments.watched import only_normalizer
 from sb3_ppg.errors import ArgumentError, missing_extras_named
 from sb3_ppg.maskable import MaskablePhasicActorCriticPolicy
 from sb3_ppg.policies.lstm import RecurrentPhasicActorCriticPolicy
+from sb3_ppg.policies.mlp import KNOWN_INPUTS
 from sb3_ppg.ppg import PPG
 from sb3_ppg.saving.files import atomic_writes
 
@@ -53,6 +54,8 @@ class DeterministicPolicy(nn.Module):
 
     def __init__(self, model: PPG, vec_normalize: VecNormalize | None = None):
         super().__init__()
+        if (keys := tuple(model.policy.input_keys)) not in KNOWN_INPUTS:
+            raise ArgumentError(f"the policy takes {', '.join(keys)}, which an exported policy does not have")
         self.policy = copy.deepcopy(model.policy, {id(model.policy.optimizer): None}).cpu()
         self.policy.mixed_precision = None
         space = copy.deepcopy(model.observation_space)  # whose random generator the environment may use
@@ -76,6 +79,8 @@ class DeterministicPolicy(nn.Module):
         if vec_normalize is not None and vec_normalize.norm_obs:
             statistics = vec_normalize.obs_rms
             for name, rms in (statistics if isinstance(statistics, dict) else {"observation": statistics}).items():
+                if name not in self.parts or rms.mean.shape != self.parts[name].shape:
+                    raise ArgumentError(f"VecNormalize must be outermost: a wrapper around it changes {name!r}")
                 std = th.as_tensor(np.sqrt(rms.var + vec_normalize.epsilon))
                 self.statistics[name] = th.as_tensor(rms.mean.copy()), std, vec_normalize.clip_obs
         self.eval().requires_grad_(False)

@@ -19,7 +19,7 @@ class Losses(NamedTuple):
 
     :param total: the sum to differentiate
     :param terms: the terms of the total, by the names under which they are logged
-    :param log_ratio: log π(a|s) - log π_old(a|s), detached, (B,), for diagnostics. Empty if the losses do not train the policy
+    :param log_ratio: log π(a|s) - log π_old(a|s), detached, (B,), for ``target_kl`` and the log. Empty if no policy is trained
     """
 
     total: th.Tensor
@@ -143,7 +143,7 @@ def decoupled_policy_gradient_loss(
     return weighted_mean(loss, weights)
 
 
-def kl_penalty(log_prob: th.Tensor, old_log_prob: th.Tensor) -> th.Tensor:
+def kl_penalty(log_prob: th.Tensor, old_log_prob: th.Tensor, weights: th.Tensor | None = None) -> th.Tensor:
     """
     Second-order estimate of KL(π_old, π) from the taken actions: 1/2 E[(log π(a|s) - log π_old(a|s))²]
 
@@ -151,10 +151,11 @@ def kl_penalty(log_prob: th.Tensor, old_log_prob: th.Tensor) -> th.Tensor:
 
     :param log_prob: log π(a|s), shape (B,)
     :param old_log_prob: log π_old(a|s), shape (B,)
+    :param weights: see ``weighted_mean``, shape (B,), or None
     :return: scalar, in nats
     """
     check_same_shape(log_prob=log_prob, old_log_prob=old_log_prob)
-    return 0.5 * (log_prob - old_log_prob).square().mean()
+    return 0.5 * weighted_mean((log_prob - old_log_prob).square(), weights)
 
 
 def entropy_loss(entropy: th.Tensor | None, log_prob: th.Tensor, weights: th.Tensor | None = None) -> th.Tensor:

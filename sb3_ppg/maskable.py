@@ -39,7 +39,11 @@ class MaskablePhasicActorCriticPolicy(PhasicActorCriticPolicy):
     def make_action_distribution(self) -> Distribution:
         if self.distribution_class is None and not isinstance(self.action_space, NESTED):
             return make_masked_proba_distribution(self.action_space)
-        return super().make_action_distribution()
+        distribution = super().make_action_distribution()
+        if not hasattr(distribution, "apply_masking"):
+            remedy = "it has no `apply_masking`, see sb3_contrib.common.maskable.distributions.MaskableDistribution"
+            raise ArgumentError(f"`distribution_class`={type(distribution).__name__} cannot work with masks: {remedy}")
+        return distribution
 
     @override
     def make_leaf_distribution(self, space: spaces.Space) -> Distribution:

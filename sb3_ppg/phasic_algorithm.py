@@ -39,7 +39,7 @@ from sb3_ppg.distributed import n_processes, rank
 from sb3_ppg.environments.vec_envs import GymnasiumVecEnv
 from sb3_ppg.environments.vector_rewards import RewardReader, mean_vector_return, tell_weights
 from sb3_ppg.environments.watched import TimeLimits, check_first_observations, innermost, normalizers, statistics_protected
-from sb3_ppg.errors import ArgumentError
+from sb3_ppg.errors import ArgumentError, WorkerError, warn
 from sb3_ppg.objectives import find_objective, make_objective, objective_name
 from sb3_ppg.offline.warm_start import fit_to_data
 from sb3_ppg.optim.diagnostics import Everywhere, forget_written, logger_of_run, record_all
@@ -111,7 +111,15 @@ class PhasicAlgorithm(PhasicInterface):
         self.clip_range_vf = None if self.clip_range_vf is None else FloatSchedule(self.clip_range_vf)
         self.objective = make_objective(self.objective_class, self.policy, self.objective_kwargs).to(self.device)
         parameters = parameters_of(self.policy.optimizer)
-        trained = [*parameters, *self.objective.trained_with_policy()]
+        # An optimizer that a policy has made itself may not know the auxiliary head
+        added = [*self.policy.aux_value_net.parameters(), *self.objective.trained_with_policy()]
+        trained = [*dict.fromkeys([*parameters, *added])]
+        known = {*map(id, trained)}
+        left_out = [name for name, own in self.policy.named_parameters() if own.requires_grad and id(own) not in known]
+        if left_out:
+            remedy = "make networks in `make_heads`, or set `optimizer` to `make_optimizer(...)` afterwards; or freeze them"
+            names = ", ".join(left_out)
+            warn(f"`policy`={type(self.policy).__name__} has parameters that PPG does not train, {names}: {remedy}")
         # The policy's own optimizer is the one of the policy (or joint) epochs
         self.value_optimizer = self.policy.make_optimizer(self.value_lr_schedule(1), trained)
         self.aux_optimizer = self.policy.make_optimizer(self.aux_lr_schedule(1), trained)
@@ -146,8 +154,16 @@ class PhasicAlgorithm(PhasicInterface):
         start = time.perf_counter()
         if self.replay.capacity == 1:  # free the arrays of the previous rollout that the auxiliary phase does not need
             self.replay.rollouts = []
-        session.callback = callback
-        end = session.exchange.rollout(partial(collect_steps, self, env, callback, rollout_buffer, n_rollout_steps))
+
+        def collect() -> Any:
+            try:
+                return collect_steps(self, env, callback, rollout_buffer, n_rollout_steps)
+            except WorkerError:
+                if session.received_signal is None:
+                    raise
+                return None  # the signal went to the workers, too
+
+        end = session.exchange.rollout(collect)
         if end is None:
             return False
         new_obs, values, dones = end
@@ -194,6 +210,10 @@ class PhasicAlgorithm(PhasicInterface):
             super().learn(total_timesteps, callback, log_interval, name, reset_num_timesteps, progress_bar)
         return self
 
+    def _begin(self, on_training_start: Callable[..., None], *args: Any) -> None:
+        on_training_start(*args)
+        self.session.has_begun = True
+
     def _log_and_end(self, on_training_end: Callable[[], None]) -> None:
         """End a run, after its last values have been written, which SB3 would lose: it dumps the log before each update."""
         try:
@@ -228,8 +248,9 @@ class PhasicAlgorithm(PhasicInterface):
         :raises NonFiniteLossError: if a loss or a gradient is NaN or infinite
         """
         fit_to_data(self, dataset, agent, n_epochs, batch_size, fit_std)
-        if self.prior == SELF:
+        if self.prior == SELF or getattr(self.prior, "follows_warm_start", False):
             self.set_prior(SELF)
+            self.prior.follows_warm_start = True
         return self
 
     def set_prior(self, agent: Any, coef: Any = None) -> None:
@@ -271,14 +292,21 @@ class PhasicAlgorithm(PhasicInterface):
                 options = (self._log_folder, self.tensorboard_log, self.verbose)
                 self._logger = logger_of_run(*options, tb_log_name, reset_num_timesteps)
                 self._log_folder = self._logger.dir or ""
-            with patch.object(self, "_custom_logger", True):  # so that SB3 makes no other
+            is_custom: Any = self._custom_logger
+            self._custom_logger = cast(bool, "ours")  # so that SB3 makes no other
+            try:
                 started = super()._setup_learn(total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar)
+            finally:
+                self._custom_logger = is_custom or self._custom_logger is True  # which a callback has set
             if self.num_timesteps == 0:
                 self._warmup_end = self.n_value_warmup * self.n_steps * self.n_envs * n_processes()
             forget_written(self.logger)
             for name in ("ep_info_buffer", "ep_success_buffer"):  # which are longer in a rollout of several processes
                 setattr(self, name, deque(getattr(self, name), self._stats_window_size))
             if self.session is not None:
+                self.session.callback = started[1]
+                begun = partial(self._begin, started[1].on_training_start)
+                self.session.undone.enter_context(patch.object(started[1], "on_training_start", begun))
                 ended = partial(self._log_and_end, started[1].on_training_end)
                 self.session.undone.enter_context(patch.object(started[1], "on_training_end", ended))
             if not self.allow_nonfinite_observations:
@@ -297,7 +325,8 @@ class PhasicAlgorithm(PhasicInterface):
         super().set_env(env, force_reset)
         if force_reset and is_another:
             self.time_limits = TimeLimits()
-        store_floats(self.rollout_buffer, self.env)
+        if self.session is None and "rollout_buffer" in vars(self):  # in a run, a rollout is learned from first
+            store_floats(self.rollout_buffer, self.env)
         self._tell_weights()
 
     def _tell_weights(self) -> None:
@@ -393,6 +422,14 @@ class PhasicAlgorithm(PhasicInterface):
             try:
                 model = super().load(file, *args, **kwargs)
             except (ValueError, RuntimeError) as error:
+                texts = ("size of optimizer's group", "different number of parameter groups")
+                if "objective_class" not in kwargs and any(text in str(error) for text in texts):
+                    remedy = "make it in the `_build` of a policy class; a new model takes the weights of this file by"
+                    raise ArgumentError(
+                        f"an optimizer of this model was replaced by one of other parameters: {remedy} "
+                        'set_parameters({"policy": load_from_zip_file(path)[1]["policy"]}, exact_match=False), with '
+                        "load_from_zip_file of stable_baselines3.common.save_util"
+                    ) from error
                 if "objective_class" not in kwargs or isinstance(error, ArgumentError):
                     raise
                 name = objective_name(kwargs["objective_class"])

@@ -173,11 +173,12 @@ class PPG(PhasicAlgorithm):
 
     def policy_phase(self) -> None:
         """Optimize L^clip and the entropy bonus for E_π epochs, and L^value for E_V epochs, on the latest rollouts."""
-        self.policy.set_training_mode(True)
+        self.policy.set_training_mode(False)
         plan, updates = self._plan(), []
         latest = self.latest_rollout()
         with self.replay.learning_from(latest):  # without replay, from nothing else
             self._prepare(latest, [kind for kind, *_ in plan])
+            self.policy.set_training_mode(True)
             for kind, losses, n_epochs, batch_size in plan:
                 updates.append(update := self._begin_update(kind, losses))
                 for _ in range(n_epochs):

@@ -148,20 +148,6 @@ class Reusing(VecEnvWrapper):
         return *self.arrays, infos
 
 
-class Clock(gym.Env):
-    """Environment whose observation is the number of steps since it was made."""
-
-    observation_space, action_space = spaces.Box(0, np.inf, (1,)), spaces.Discrete(2)
-    n_steps = 0
-
-    def reset(self, *, seed=None, options=None):
-        return np.full(1, self.n_steps, np.float32), {}
-
-    def step(self, action):
-        self.n_steps += 1
-        return np.full(1, self.n_steps, np.float32), 0.0, False, False, {}
-
-
 def image_space(*shape: int) -> spaces.Box:
     return spaces.Box(0, 255, shape, np.uint8)
 

@@ -132,10 +132,7 @@ def test_a_log_that_breaks_at_the_end_does_not_keep_the_last_checkpoint_from_bei
 def test_a_callback_may_close_the_log_when_training_ends(tmp_path):
     """It has the last row by then, and can be pickled afterwards."""
 
-    class Closes(BaseCallback):
-        def _on_step(self) -> bool:
-            return True
-
+    class Closes(PhasicCallback):
         def _on_training_end(self) -> None:
             self.logger.close()
 

@@ -58,6 +58,29 @@ class OneArray(Right):
         return self.array
 
 
+class InParts(Right):
+    """Its parts are not in the order of the space, and one is not in it."""
+
+    observation_space = spaces.Dict(a=Right.observation_space, b=Right.observation_space)
+
+    def observe(self):
+        noise = super().observe()
+        return {"b": noise, "mission": "go", "a": -noise}
+
+
+class OneArrayInParts(InParts):
+    """Writes each part of an observation into the same array."""
+
+    def __init__(self):
+        self.arrays = {"b": np.zeros(12, np.float32), "a": np.zeros(12, np.float32)}
+
+    def observe(self):
+        observation = super().observe()
+        for key, array in self.arrays.items():
+            array[:] = observation[key]
+        return self.arrays
+
+
 class Ring(gym.Env):
     """Each episode ends in the cell in which it and the next one begin."""
 
@@ -152,6 +175,7 @@ CASES = [
     ("missing terminal observation", "error", without("terminal_observation"), without("episode")),
     ("missing terminal observation", "error", vectors(last_replaced), WithoutAttributes),
     ("missing terminal observation", "error", OneArray, Ring),
+    ("missing terminal observation", "error", OneArrayInParts, InParts),
     ("zero terminal observation", "warning", BLACK, CLEARED),
     ("time limit", "warning", with_(flags=lambda self: (self.t == 9, False)), TRUNCATES),
     ("time limit", "warning", with_(flags=lambda self: (self.t == 9,) * 2), with_(flags=lambda self: (True, False))),

@@ -16,14 +16,17 @@ from sb3_contrib import MaskablePPO, RecurrentPPO
 from stable_baselines3 import PPO
 from stable_baselines3.common.callbacks import BaseCallback, StopTrainingOnMaxEpisodes
 from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.logger import configure
+from stable_baselines3.common.save_util import load_from_zip_file
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, FlattenExtractor
 from stable_baselines3.common.utils import obs_as_tensor
 from stable_baselines3.common.vec_env import VecEnvWrapper, VecFrameStack, VecNormalize
 
 from sb3_ppg import PPG, ArgumentError, MaskablePPG, MlpPolicy, PhasicCallback, PhasicCheckpointCallback, RecurrentPPG, hub
 from sb3_ppg.buffers.rollouts import RolloutEnd
-from sb3_ppg.errors import NonFiniteEnvironmentError
+from sb3_ppg.errors import NonFiniteEnvironmentError, NonFiniteLossError
 from sb3_ppg.family import with_preset
+from sb3_ppg.objectives import Objective
 from sb3_ppg.policies.lstm import RecurrentPhasicActorCriticPolicy
 from sb3_ppg.training.checks import check_environment
 from tests.helpers import (
@@ -33,6 +36,7 @@ from tests.helpers import (
     BatchNormExtractor,
     MaskedEnv,
     RandomEnv,
+    calls_of,
     changed,
     image_space,
     learn_and_log,
@@ -40,6 +44,7 @@ from tests.helpers import (
     names_of,
     random_envs,
     run_in_a_new_process,
+    untrained,
 )
 from tests.saving.small_models import resumed
 
@@ -111,6 +116,9 @@ def test_a_callback_may_set_another_environment_but_not_in_the_middle_of_a_rollo
     assert model.learn(128, callback=Sets()).env is not first and model.n_aux_phases == 1  # the phase goes on
     with pytest.raises(ArgumentError, match=r"`set_env` .* in `_on_rollout_end`"):
         model.learn(128, callback=lambda *_: model.set_env(make_vec_env("CartPole-v1", 2)) or True)
+    begins = type("Begins", (PhasicCallback,), {"_on_rollout_start": lambda _: model.set_env(make_vec_env("CartPole-v1", 2))})
+    with pytest.raises(ArgumentError, match=r"`set_env` .* in `_on_rollout_end`"):
+        model.learn(128, callback=begins())
 
 
 def test_spaces_of_the_old_gym_are_left_to_sb3s_conversion():
@@ -386,6 +394,101 @@ def test_models_that_exchange_parameters_train_apart():
     other.set_parameters({"policy": mean}, exact_match=False)
 
 
+def test_a_policy_that_loads_its_own_parameters_keeps_its_values():
+    """They are in value units, which are no parameters."""
+    model = make().learn(64)
+    obs = th.ones(3, *model.observation_space.shape)
+    before = model.policy.evaluate_auxiliary(obs)
+    for strict in (True, False):
+        model.policy.load_state_dict({name: own.detach().clone() for name, own in model.policy.named_parameters()}, strict)
+        after = model.policy.evaluate_auxiliary(obs)
+        assert th.equal(after.values, before.values) and th.equal(after.aux_values, before.aux_values)
+
+
+def test_arguments_of_a_subclass_are_its_own():
+    class Shaped(PPG):
+        def __init__(self, *args, scales=None, noise=None, **kwargs):
+            super().__init__(*args, **kwargs)
+            self.scales, self.noise = scales, noise
+
+    model = Shaped("MlpPolicy", "CartPole-v1", **SMALL, scales=np.ones(2), noise="gaussian").learn(32)
+    assert isinstance(model.scales, np.ndarray) and model.noise == "gaussian"
+
+
+def test_environments_that_are_set_after_a_rollout_or_before_there_are_networks():
+    """Where VecNormalize normalizes integers, the buffer gets other arrays; the rollout is learned from first."""
+    integers = spaces.Box(0, 9, (3,), np.int64)
+
+    class SetsEnv(PhasicCallback):
+        def _on_rollout_end(self):
+            if self.num_timesteps == 32:
+                self.model.set_env(VecNormalize(random_envs(integers, n_envs=1)))
+
+    sizes = SMALL | dict(aux_batch_size=64)
+    model = PPG("MlpPolicy", random_envs(integers, n_envs=1), **sizes, _init_setup_model=False)
+    model.set_env(random_envs(integers, n_envs=1))
+    model._setup_model()
+    phases = calls_of(model.objective, "auxiliary_losses")
+    model.learn(64, SetsEnv())
+    observations = phases[0][0][1].observations  # of both rollouts
+    is_integer = (observations % 1 == 0).all(dim=1)
+    assert is_integer.sum() == 32 and observations[is_integer].std() > 1 and observations[~is_integer].abs().max() < 5
+
+
+@pytest.mark.parametrize("replaces", ["trunk", "optimizer"])
+def test_an_optimizer_that_replaces_the_policys_does_not_leave_the_others_behind(replaces):
+    model = make()
+    policy = model.policy
+    if replaces == "trunk":
+        policy.mlp_extractor = copy.deepcopy(policy.mlp_extractor)
+    module = policy if replaces == "trunk" else policy.action_net
+    policy.optimizer = th.optim.Adam(module.parameters(), 3e-4)
+    with pytest.raises(ArgumentError, match="`aux_optimizer` trains other parameters"):
+        model.learn(32)
+    model.aux_optimizer = policy.make_optimizer(3e-4, module.parameters())
+    model.learn(32)
+
+
+def test_a_layer_that_is_added_must_be_known_to_both_optimizers():
+    model = make()
+    model.policy.requires_grad_(False)
+    model.policy.mlp_extractor.policy_net.append(th.nn.Linear(64, 64))
+    model.policy.optimizer = model.policy.make_optimizer(3e-4, model.policy.mlp_extractor.policy_net[-1].parameters())
+    with pytest.raises(ArgumentError, match="`aux_optimizer` trains other parameters"):
+        model.learn(32)
+
+
+def test_frozen_layers_may_be_left_out_of_a_new_optimizer(tmp_path):
+    model = make()
+    model.policy.mlp_extractor.requires_grad_(False)
+    free = [parameter for parameter in model.policy.parameters() if parameter.requires_grad]
+    model.policy.optimizer = th.optim.Adam(free, 3e-4)
+    frozen = {name for name, own in model.policy.named_parameters() if not own.requires_grad}
+    assert untrained(model, 3) == frozen != set()
+    for groups in ([dict(params=free)], [dict(params=free[:2]), dict(params=free[2:])]):
+        model.policy.optimizer = th.optim.Adam(groups, 3e-4)
+        model.save(tmp_path / "model.zip")
+        with pytest.raises(ArgumentError, match="replaced by one of other parameters: make it in the `_build`"):
+            PPG.load(tmp_path / "model.zip")
+    weights = load_from_zip_file(tmp_path / "model.zip")[1]["policy"]
+    again = make()
+    again.set_parameters({"policy": weights}, exact_match=False)  # as the error says
+    assert not changed(model, weights) and not changed(again, weights)
+
+
+def test_a_logger_that_a_callback_sets_before_a_run_stays(tmp_path):
+    class Sets(BaseCallback):
+        def _init_callback(self):
+            self.model.set_logger(logger)
+
+        def _on_step(self):
+            return True
+
+    logger, model = configure(str(tmp_path), ["csv"]), make()
+    model.learn(32, Sets())
+    assert model.learn(32).logger is logger
+
+
 class ActsOtherwise(MlpPolicy):
     def forward(self, obs, deterministic=False):
         actions, values, log_probs = super().forward(obs, deterministic)
@@ -488,6 +591,37 @@ class TellsTheEnd(CollectsItself):
         super().train()
 
 
+def test_callbacks_hear_of_phases_on_rollouts_from_elsewhere():
+    class Counts(PhasicCallback):
+        n = 0
+
+        def on_aux_phase_end(self):
+            self.n += 1
+
+    callback = Counts()
+    CollectsItself("MlpPolicy", "CartPole-v1", **SMALL).learn(128, callback)
+    assert callback.n == 2
+
+
+class Broken(Objective):
+    def joint_losses(self, policy, batch, coefficients):
+        losses = super().joint_losses(policy, batch, coefficients)
+        return losses._replace(total=losses.total * np.nan)
+
+
+def test_callbacks_hear_of_the_end_of_a_run_that_fails_on_rollouts_from_elsewhere():
+    class Ends(PhasicCallback):
+        n = 0
+
+        def _on_training_end(self):
+            self.n += 1
+
+    callback = Ends()
+    with pytest.raises(NonFiniteLossError):
+        CollectsItself("MlpPolicy", "CartPole-v1", objective=Broken, **SMALL).learn(64, callback)
+    assert callback.n == 1
+
+
 def of_the_family(cls: type[PPG], name: str) -> PPG:
     return cls("MlpPolicy", "CartPole-v1", n_steps=32, batch_size=32, seed=0, device="cpu", **with_preset(name, {}))
 
@@ -503,10 +637,11 @@ def test_rollouts_may_come_from_elsewhere_and_what_needs_their_end_says_so(name)
             model.learn(64)
 
 
+@pytest.mark.parametrize("cls", [CollectsItself, TellsTheEnd])
 @pytest.mark.parametrize("argument", [dict(prior="self"), dict(ignore_terminations=True), dict(ignore_terminations=500)])
-def test_what_only_its_own_loop_does_is_refused_with_another(argument):
-    model = CollectsItself("MlpPolicy", "CartPole-v1", **SMALL, **argument)
-    with pytest.raises(ArgumentError, match=rf"`{next(iter(argument))}`=.*CollectsItself\.collect_rollouts` does not call"):
+def test_what_only_its_own_loop_does_is_refused_with_another(argument, cls):
+    model = cls("MlpPolicy", "CartPole-v1", **SMALL, **argument)
+    with pytest.raises(ArgumentError, match=rf"`{next(iter(argument))}`=.*{cls.__name__}\.collect_rollouts` does not call"):
         model.learn(64)
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.utils import set_random_seed
-from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
+from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecNormalize
 
 from sb3_ppg import PPG, ArgumentError, ImpalaCNN, MaskablePPG, RecurrentPPG, export
 from sb3_ppg.actions import leaves, structure
@@ -170,3 +170,6 @@ def test_what_cannot_be_exported_is_refused():
         model = cls(policy, random_envs(spaces.Dict({key: VECTOR, "other": VECTOR}), BOX), **SMALL)
         with pytest.raises(ArgumentError, match=rf"the observation's keys \['{key}'\] are names of other inputs or outputs"):
             export.DeterministicPolicy(model)
+    stacked = VecFrameStack(VecNormalize(random_envs()), 2)
+    with pytest.raises(ArgumentError, match="VecNormalize must be outermost: a wrapper around it changes 'observation'"):
+        export.DeterministicPolicy(PPG("MlpPolicy", stacked, **SMALL))

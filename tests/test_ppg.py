@@ -28,7 +28,6 @@ from tests.helpers import (
     VECTOR,
     ActsThroughTorch,
     BatchNormExtractor,
-    Clock,
     RandomEnv,
     assert_trains_like,
     calls_of,
@@ -40,6 +39,7 @@ from tests.helpers import (
     weights,
 )
 from tests.helpers import make_with_papers_values as make
+from tests.training.test_collecting import Countdown
 
 
 def fill_phase(model: PPG) -> None:
@@ -530,6 +530,7 @@ def test_auxiliary_phases_of_few_optimizer_steps_are_advised_against_when_the_mo
     for enough in (dict(n_aux_epochs=10), dict(n_aux_epochs=0), dict(n_aux_epochs=1, aux_learning_rate=3e-3), capacity, {}):
         PPG("MlpPolicy", "Pendulum-v1", **(kwargs if enough else dict(device="cpu")), **enough)
     RecurrentPPG("MlpLstmPolicy", "Pendulum-v1", device="cpu")
+    PPG("MlpPolicy", "Pendulum-v1", **with_preset("dcpg", kwargs | dict(n_aux_epochs=1)))  # other losses
     assert not ADVISED
 
 
@@ -569,7 +570,7 @@ WHOLE_SEQUENCES = [(64, None, [64] * 3), (8, 64, [64] * 3), (8, 128, [64, 128])]
 @pytest.mark.parametrize(("batch_size", "size", "sizes"), SINGLE_SAMPLES + WHOLE_SEQUENCES)
 def test_auxiliary_minibatches_are_of_whole_sequences_or_of_single_samples(batch_size, size, sizes):
     """Without a given size, minibatches are a sixteenth of a rollout of 64 steps, or those of the policy phase if larger."""
-    model = make(Clock(), n_steps=64, batch_size=batch_size, n_aux_epochs=1, aux_batch_size=size)
+    model = make(Countdown([1000]), n_steps=64, batch_size=batch_size, n_aux_epochs=1, aux_batch_size=size)
     calls = calls_of(model.objective, "auxiliary_losses")
     model.learn(3 * 64)
     seen = [batch.observations for (_, batch, _), _ in calls]

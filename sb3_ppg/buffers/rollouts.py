@@ -179,8 +179,9 @@ def batches(rollouts: Sequence[Rollout], parts: Sequence[np.ndarray], length: in
             if len(drawn) == 1:
                 ((_, gathered),) = rows
             else:
-                size, is_tensor = (n, *arrays[0].shape[1:]), isinstance(arrays[0], th.Tensor)
-                gathered = arrays[0].new_empty(size) if is_tensor else np.empty(size, arrays[0].dtype)
+                like = next((array for array in arrays if "float" in str(array.dtype)), arrays[0])  # see `store_floats`
+                size, is_tensor = (n, *like.shape[1:]), isinstance(like, th.Tensor)
+                gathered = like.new_empty(size) if is_tensor else np.empty(size, like.dtype)
                 for here, rows_here in rows:
                     gathered[here] = rows_here
             _, own, *shape = gathered.shape
@@ -413,8 +414,8 @@ def gae(
 
 def store_floats(rollout_buffer: RolloutBuffer, env: VecEnv | None) -> None:
     """
-    Make an empty rollout buffer keep floats where SB3's would truncate them to integers: sampled actions in a Box of integers,
-    and integer observations that ``VecNormalize`` normalizes.
+    Make a rollout buffer keep floats where SB3's would truncate them to integers: sampled actions in a Box of integers, and
+    integer observations that ``VecNormalize`` normalizes. If this changes its arrays, they are empty then.
     """
     spaces_before = rollout_buffer.observation_space, rollout_buffer.action_space
     rollout_buffer.action_space = in_floats(rollout_buffer.action_space)

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, cast
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
+from gymnasium.utils.env_checker import data_equivalence
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
 from gymnasium.vector.utils import concatenate, create_empty_array
 from gymnasium.wrappers.vector import DictInfoToList
@@ -144,6 +145,7 @@ class GymnasiumVecEnv(EpisodicVecEnv):
     lost_steps: tuple[str, str] | None = None  # steps that reset and are lost for training, and the remedy
 
     def __init__(self, env: VectorEnv) -> None:
+        env = env.env if isinstance(env, DictInfoToList) else env  # which is added below
         self.env, self._base_env = DictInfoToList(_ToNumPy(env)), cast(Any, env.unwrapped)
         self.mode = AutoresetMode(
             env.metadata.get("autoreset_mode")
@@ -160,7 +162,7 @@ class GymnasiumVecEnv(EpisodicVecEnv):
         if stateful and self.mode == AutoresetMode.DISABLED:
             raise ArgumentError(f"`env` cannot work: {name} may lose its state when some environments are reset: {remedy}")
         # After a reset that was asked for, workers of Gymnasium 1.4.0 without shared memory reset a second time by themselves
-        repeats = isinstance(self._base_env, AsyncVectorEnv) and not self._base_env.shared_memory
+        repeats = self._repeats = isinstance(self._base_env, AsyncVectorEnv) and not self._base_env.shared_memory
         is_forced = bool(stateful or repeats or not self._wraps_single_envs)
         self._resets_on_next_step = self.mode == AutoresetMode.NEXT_STEP and is_forced
         if self._resets_on_next_step:
@@ -178,9 +180,16 @@ class GymnasiumVecEnv(EpisodicVecEnv):
 
     @override
     def _first_observations(self) -> tuple[VecEnvObs, Iterable[dict[str, Any]]]:
-        options = self._options[0] or None  # SB3 has options for each environment, Gymnasium has one for all
+        options = self._options[0] or None
+        if not all(data_equivalence(other, self._options[0], exact=True) for other in self._options):
+            raise NotImplementedError("Gymnasium's vector environments have the same options for all environments")
         observations, infos = self.env.reset(seed=self._seeds[0], options=options)
-        self._last = {}
+        pending: Iterable[int] = []
+        if self._resets_on_next_step:  # some reset a second time in the next step: these workers, and environments in JAX
+            ended = getattr(self._base_env, "prev_done", None)
+            pending = [*self._last] if self._repeats else [] if ended is None else np.flatnonzero(np.asarray(ended)).tolist()
+        vectors = {index: vector for index, (_, vector) in self._last.items()}
+        self._last = {index: (observation_at(observations, index), vectors.get(index)) for index in pending}
         return observations, infos
 
     @override

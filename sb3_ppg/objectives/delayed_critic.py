@@ -107,8 +107,6 @@ class DynamicsObjective(DelayedCriticObjective):
             raise ArgumentError(
                 f"{name} cannot work with batch normalization: it also evaluates frames that are not in the minibatch"
             )
-        remedy = f"{name} draws other actions and frames from the whole minibatch; use None"
-        require(arguments, not isinstance(arguments.micro_batch_size, int), "micro_batch_size", remedy)
         require(arguments, arguments.n_steps > 1, "n_steps", f"{name} draws other samples of a sequence; use at least 2")
         if isinstance(policy.action_space, spaces.Discrete) and policy.action_space.n == 1:
             raise ArgumentError(f"`objective`={name} cannot work with {policy.action_space}: there are no others; use 'dcpg'")

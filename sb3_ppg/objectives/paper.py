@@ -59,8 +59,8 @@ class Objective(nn.Module):
     parameters, which are saved, shared and restored with the model.
 
     An array ``weights`` of ``extras`` weights each sample's terms in the policy phase if it is one of ``policy_keys``, the
-    value losses of the auxiliary phase if it is one of ``aux_keys``, where ``aux_weights`` takes its place. KL terms, and
-    terms that a relative adds, such as DCPG's distance or DAAC's advantage error, are not weighted.
+    value losses of the auxiliary phase if it is one of ``aux_keys``, where ``aux_weights`` takes its place. The KL term
+    of the auxiliary phase, and terms that a relative adds, such as DAAC's advantage error, are not weighted.
 
     :param policy: policy in training, to make networks of matching sizes or copies of it. Do not keep it: each method gets it
     :param dual_clip: see ``losses.policy_gradient_loss``; DI-engine has 3 or 5. None: no dual clipping, as in the paper
@@ -195,10 +195,11 @@ class Objective(nn.Module):
         terms = {"policy_gradient_loss": surrogate, "entropy_loss": entropy_loss}
         total = surrogate + coefficients.ent_coef * entropy_loss
         if coefficients.kl_coef is not None:
-            terms["kl_penalty"] = losses.kl_penalty(log_prob, proximal_log_prob)
+            terms["kl_penalty"] = losses.kl_penalty(log_prob, proximal_log_prob, weights_of(batch))
             total = total + coefficients.kl_coef * terms["kl_penalty"]
         if coefficients.prior_coef is not None:
-            terms["prior_kl"] = policy.actions.prior_kl(distribution, batch.prior).mean()
+            prior_kl = policy.actions.prior_kl(distribution, batch.prior)
+            terms["prior_kl"] = losses.weighted_mean(prior_kl, weights_of(batch))
             total = total + coefficients.prior_coef * terms["prior_kl"]
         return Losses(total, {**terms, **logged}, log_prob.detach() - proximal_log_prob)
 

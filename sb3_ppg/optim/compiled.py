@@ -6,6 +6,7 @@ most of an update in Python and in the autograd engine; compiling saves that tim
 import inspect
 import math
 import os
+import random
 import shutil
 import sys
 import time
@@ -167,7 +168,9 @@ class CompiledStep(CompiledFunction):
         """
         self._flat: FlatAdam | None = None
         self._latest: Sequence[th.Tensor] | None = None
-        if self._requires_grad != [parameter.requires_grad for parameter in self._parameters]:
+        owners = (self.losses_of.objective, self.losses_of.policy)
+        may_change = not all(type(owner).__module__.startswith("sb3_ppg.") for owner in owners)  # what its losses reach
+        if may_change or self._requires_grad != [parameter.requires_grad for parameter in self._parameters]:
             self._restart()
         waiting: list[Any] = []
         try:
@@ -268,7 +271,11 @@ class CompiledStep(CompiledFunction):
         return size in self._sizes
 
     def _get_generator_states(self) -> list[th.Tensor]:
-        return [th.get_rng_state(), *([th.cuda.get_rng_state(self.device)] if self.device.type == "cuda" else [])]
+        return [
+            th.get_rng_state(),
+            th.tensor(random.getstate()[1]),
+            *([th.cuda.get_rng_state(self.device)] if self.device.type == "cuda" else []),
+        ]
 
 
 class CompiledPolicy(CompiledFunction):

@@ -17,7 +17,7 @@ from torch import nn
 from sb3_ppg.actions import unvalidated_distributions
 from sb3_ppg.arrays import map_arrays, n_samples, parameters_of, split
 from sb3_ppg.distributed import average_gradients, average_over_processes, n_processes
-from sb3_ppg.errors import NonFiniteLossError
+from sb3_ppg.errors import ArgumentError, NonFiniteLossError
 from sb3_ppg.losses import Losses, approximate_kl
 from sb3_ppg.objectives import Coefficients, Objective
 from sb3_ppg.optim.steps import Gradient
@@ -119,6 +119,9 @@ class Update:
                 sizes += [gradient.size] * max(1, gradient.n_steps)
                 stopped = gradient.stopped
                 if self.largest_kl is not None and not gradient.n_steps:
+                    if len(gradient.log_ratio) == 0:
+                        remedy = "its losses have no `log_ratio`: keep the paper's, as `losses._replace(total=...)` does"
+                        raise ArgumentError(f"`target_kl` cannot work with {type(self.objective).__name__}: {remedy}")
                     approx_kl = approximate_kl(gradient.log_ratio)
                     average_over_processes([approx_kl])
                     stopped = bool(approx_kl > self.largest_kl)

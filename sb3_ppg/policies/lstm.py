@@ -315,7 +315,7 @@ class RecurrentPhasicActorCriticPolicy(PhasicActorCriticPolicy, RecurrentActorCr
 
 
 class RecurrentPhasicActorCriticCnnPolicy(PhasicActorCriticCnnPolicy, RecurrentPhasicActorCriticPolicy):  # type: ignore[misc]
-    """``RecurrentPhasicActorCriticPolicy`` for images, by default with SB3's ``NatureCNN``."""
+    """``RecurrentPhasicActorCriticPolicy`` for images, by default with SB3's ``NatureCNN``; "dual", unlike ``CnnPolicy``."""
 
 
 class RecurrentMultiInputPhasicActorCriticPolicy(MultiInputPhasicActorCriticPolicy, RecurrentPhasicActorCriticPolicy):  # type: ignore[misc]

@@ -72,6 +72,10 @@ class Evaluation(NamedTuple):
     lstm_states: Any = None
 
 
+# `input_keys` of this package's policies: those of others are known to their own `predict` alone
+KNOWN_INPUTS = ((), ("action_masks",), ("lstm_states", "episode_starts"))
+
+
 class AuxiliaryEvaluation(NamedTuple):
     """Distribution, values of both heads, (B,) or for vector rewards (B, K), and ``Evaluation.latent_pi``."""
 
@@ -94,7 +98,8 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
 
     :param architecture: ``"dual"``: two networks (the paper's default); ``"detached"``: one network, the value gradient
         stops at its last shared layer in the policy phase (the paper's single-network variant); ``"shared"``: one network,
-        nothing detached
+        nothing detached. Default: "detached" for ``CnnPolicy``, unless ``share_features_extractor`` is False or ``net_arch``
+        has different layers for policy and value function, else "dual"
     :param detach_value_in_aux_phase: for ``"detached"`` only. False: the auxiliary phase lets the true value function's
         gradient through, as the paper says; True: it stays stopped, as in the authors' code
     :param net_arch: Layers after the features extractor. With one network they are shared: a list, or a dict with the
@@ -102,7 +107,7 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
     :param ortho_init: SB3's orthogonal initialization. Default: yes, except with ``ImpalaCNN``, which has the authors'
     :param features_extractor_class: Features extractor
     :param share_features_extractor: Whether policy and value function share the features extractor. Default: determined by the
-        architecture. With ``"dual"``, True shares the extractor under two separate trunks, like SB3's PPO
+        architecture. True with ``architecture="dual"`` shares the extractor under two separate trunks, like SB3's PPO
     :param distribution_class: Class of the action distribution, like SB3's and known to ``sb3_ppg.actions.register``; it is
         constructed with the action space. Default: SB3's distribution for the action space
     :param n_reward_components: K, the number of values of each value head for vector rewards; set by the algorithm. None:
@@ -111,6 +116,7 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
     """
 
     algorithm: ClassVar[str] = "PPG"  # the algorithm that can train it
+    default_architecture: ClassVar[Architecture] = "dual"
     input_keys: ClassVar[tuple[str, ...]] = ()  # fields of a batch that `network_inputs` reads in addition to observations
     has_memory: ClassVar[bool] = False  # whether it needs earlier samples of an episode to evaluate one
     trunk_class: ClassVar[type[MlpExtractor]] = SharedTrunk  # base class of ``mlp_extractor`` in one network
@@ -137,7 +143,7 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
         squash_output: bool = False,
         features_extractor_class: type[BaseFeaturesExtractor] = FlattenExtractor,
         share_features_extractor: bool | None = None,
-        architecture: Architecture = "dual",
+        architecture: Architecture | None = None,
         detach_value_in_aux_phase: bool = False,
         distribution_class: type[Distribution] | None = None,
         n_reward_components: int | None = None,
@@ -145,6 +151,10 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
     ):
         _check_overrides(type(self))
         check_values(**{name: value for name, value in (locals() | kwargs).items() if name in RULES})
+        if architecture is None:
+            layers = net_arch if isinstance(net_arch, dict) else {}
+            is_dual = share_features_extractor is False or layers.get("pi", []) != layers.get("vf", [])
+            architecture = "dual" if is_dual else self.default_architecture
         _check_architecture(architecture, detach_value_in_aux_phase, share_features_extractor)
         is_nested = isinstance(action_space, NESTED)
         if distribution_class is not None and is_nested:
@@ -203,6 +213,25 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
         if self.squash_leaves:
             data["squash_output"] = True
         return data
+
+    @override
+    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """
+        Load weights as ``Module`` does. Those of parameters alone, as ``named_parameters`` gives them, keep the value units of
+        this policy; PPO's predict in the unit of the return. Those of two features extractors are refused where it has one.
+        """
+        for name in ("value_net", "aux_value_net") if "aux_value_net.weight" in state_dict else ():
+            units = {f"{name}.{unit}": value for unit, value in getattr(self, name).named_buffers() if unit in ("mean", "std")}
+            state_dict = {**units, **state_dict} if units and not units.keys() & state_dict.keys() else state_dict
+        for name, weight in state_dict.items() if self.pi_features_extractor is self.vf_features_extractor else ():
+            other = state_dict.get(f"vf_{name[3:]}") if name.startswith("pi_features_extractor.") else None
+            is_known = isinstance(weight, th.Tensor) and not is_lazy(weight)
+            if is_known and other is not None and not weight.allclose(other, 0, 0, equal_nan=True):
+                raise ArgumentError(
+                    "the weights are those of two features extractors, of which this policy would keep the second: make it "
+                    "with architecture='dual'"
+                )
+        return super().load_state_dict(state_dict, *args, **kwargs)
 
     @override
     def _build_mlp_extractor(self) -> None:
@@ -647,7 +676,12 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
 
 
 class PhasicActorCriticCnnPolicy(PhasicActorCriticPolicy):
-    """``PhasicActorCriticPolicy`` for images, by default with SB3's ``NatureCNN``; the paper uses ``ImpalaCNN``."""
+    """
+    ``PhasicActorCriticPolicy`` for images, by default with SB3's ``NatureCNN`` and one network, because two take almost
+    twice the time; the paper uses ``ImpalaCNN`` and two.
+    """
+
+    default_architecture = "detached"
 
     def __init__(self, *args: Any, **kwargs: Any):
         kwargs.setdefault("features_extractor_class", NatureCNN)

@@ -10,8 +10,10 @@ from gymnasium import spaces
 
 from sb3_ppg.actions import by_leaf
 from sb3_ppg.arguments import FINITE, argument_value, arguments_of, check_each_argument, check_value, number, require
+from sb3_ppg.arrays import parameters_of
 from sb3_ppg.buffers.rollout_buffers import NormalizedRewardRolloutBuffer, RewardNormalizer
 from sb3_ppg.buffers.rollouts import RESERVED, SB3_CLASSES, Rollout, has_own_samples, is_recomputable, leaves_of
+from sb3_ppg.distributed import n_processes
 from sb3_ppg.environments.watched import normalizers, only_normalizer
 from sb3_ppg.errors import ArgumentError, advise, warn
 from sb3_ppg.objectives import Objective, objective_name
@@ -93,6 +95,18 @@ def check_networks(model: PhasicInterface) -> None:
     is_shared = policy.architecture != "detached" and is_trained
     remedy = "the value function shares layers with the policy, which would change; use separate networks, or 0"
     require(model, model.n_value_warmup == 0 or not is_shared, "n_value_warmup", remedy)
+    used = {"value_optimizer": model.n_value_epochs is not None or model.n_value_warmup > 0}
+    used["aux_optimizer"] = model.n_aux_epochs > 0
+    optimizers = {"policy.optimizer": policy.optimizer, **{name: getattr(model, name) for name in used if used[name]}}
+    trained = {
+        name: {id(own) for own in parameters_of(optimizer) if own.requires_grad} for name, optimizer in optimizers.items()
+    }
+    for name in trained:
+        if trained[name] != trained["policy.optimizer"]:
+            raise ArgumentError(
+                f"`{name}` trains other parameters than `policy.optimizer`: if you replaced one of them, replace the other, "
+                "too, by `policy.make_optimizer(learning_rate, parameters)`"
+            )
     heads = {name: getattr(policy, name) for name in ("value_net", "aux_value_net")}
     has_vectors = all(isinstance(head, VectorValueHead) for head in heads.values())
     remedy = f"both value heads must be sb3_ppg.policies.VectorValueHead; use these, or None ({heads})"
@@ -122,6 +136,11 @@ def check_objective(model: PhasicInterface) -> None:
     taken = (RESERVED | {f"last_{name}" for name in model.memory}) & vars(model.rollout_buffer).keys()
     remedy = f"its {', '.join(sorted(taken))} would replace an array that training needs; rename it"
     require(model, not taken, "rollout_buffer_class", remedy)
+    is_whole = not model.objective.needs_whole_minibatches or not isinstance(model.micro_batch_size, int)
+    require(model, is_whole, "micro_batch_size", f"{cls.__name__} compares the samples of a whole minibatch; use None")
+    has_states = bool(getattr(type(model.rollout_buffer), "states", ()))
+    remedy = "a policy with `has_memory` needs a buffer whose class has `states`, and no other; see docs/extending.md"
+    require(model, model.policy.has_memory == has_states, "rollout_buffer_class", remedy)
     if cls.value_targets is not Objective.value_targets:
         remedy = f"{cls.__name__} has its own value targets, which are scalar and not recomputed; use "
         require(model, model.reward_weights is None, "reward_weights", f"{remedy}another objective, or None")
@@ -143,7 +162,10 @@ def check_rollout(model: PhasicInterface, rollout: Rollout) -> None:
     remedy = f"`{type(model).__name__}.collect_rollouts` does not call PPG's, which does this; call it, or use "
     told = f"it was set in the middle of a rollout, or {remedy}None"
     require(model, model.prior is None or "prior" in rollout.arrays, "prior", told)
-    require(model, not model.ignore_terminations or "last_dones" in rollout.arrays, "ignore_terminations", f"{remedy}False")
+    is_ours = "replaceable" in vars(model.rollout_buffer)  # set where a rollout of PPG's begins
+    if not is_ours and n_processes() > 1:
+        raise ArgumentError(f"several processes cannot work: {remedy}one process")
+    require(model, is_ours or not model.ignore_terminations, "ignore_terminations", f"{remedy}False")
     is_needed = model.objective.needs_rollout_end or model.replay.capacity > 1 or model.recompute_advantages
     if is_needed and "last_dones" not in rollout.arrays:
         raise ArgumentError(
@@ -233,7 +255,8 @@ def aux_steps(model: PhasicInterface) -> tuple[float, float]:
     Return the number of optimizer steps in an auxiliary phase, and by how much a rate above 3e-4 makes more of a step.
     Infinite for LSTMs and for other losses than PPG's, for which it has not been measured how many are enough.
     """
-    has_own_losses = type(model.objective).auxiliary_losses is not Objective.auxiliary_losses
+    cls, methods = type(model.objective), ("auxiliary_losses", "evaluated_losses")
+    has_own_losses = any(getattr(cls, name) is not getattr(Objective, name) for name in methods)
     if model.n_aux_epochs == 0 or model.policy.has_memory or has_own_losses:
         return math.inf, 1.0
     n_samples = model.n_steps * model.n_envs * (model.aux_buffer.capacity or model.n_policy_iterations)

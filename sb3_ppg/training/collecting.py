@@ -22,6 +22,7 @@ from sb3_ppg.buffers.rollouts import (
     is_recomputable,
     reset_rollout_buffer,
     smallest_observations,
+    store_floats,
 )
 from sb3_ppg.distributed import n_processes
 from sb3_ppg.environments.watched import CheckedSteps, check_first_observations, normalizers, statistics_protected
@@ -50,8 +51,10 @@ def collect_steps(
     n_steps, n_new = 0, env.num_envs * n_processes()
     new_obs: Any
     actions: Any  # a tensor, then an array: SB3's callbacks use this name for both
+    store_floats(rollout_buffer, env)
     reset_rollout_buffer(rollout_buffer)
     callback.on_rollout_start()
+    _check_same_env(model)
     prior = model.prior  # of the whole rollout, although a callback may set another one
     model.time_limits.begin(model._last_episode_starts, model.ignore_terminations)
     if (reader := model.reward_reader) is not None:
@@ -83,7 +86,7 @@ def collect_steps(
         model.num_timesteps += n_new
         model.objective.after_environment_step(dones, infos, steps.reset_infos())
 
-        callback.update_locals(locals())
+        callback.update_locals({**inputs, **locals()})
         goes_on = False
         try:
             goes_on = callback.on_step()
@@ -92,9 +95,7 @@ def collect_steps(
                 model._last_obs, model._last_episode_starts, model.memory = new_obs, dones, memory
         if not goes_on:
             return None
-        if model._last_obs is None:
-            raise ArgumentError("a callback called `set_env` in the middle of a rollout: call it in `_on_rollout_end`")
-
+        _check_same_env(model)
         model._update_info_buffer(infos, dones)
         n_steps += 1
         model.memory = memory
@@ -106,6 +107,11 @@ def collect_steps(
         values = model.policy.next_values(model.policy.step_batch(obs_as_tensor(new_obs, model.device), dones, model.memory))
     callback.update_locals(locals())
     return new_obs, values, dones
+
+
+def _check_same_env(model: PhasicInterface) -> None:
+    if model._last_obs is None:
+        raise ArgumentError("a callback called `set_env` in the middle of a rollout: call it in `_on_rollout_end`")
 
 
 def _reset(model: PhasicInterface, env: VecEnv) -> None:

@@ -24,6 +24,7 @@ def recompute_advantages(
 
     :param batch_size: largest number of samples in one forward pass
     """
+    was_training = policy.training
     policy.set_training_mode(False)
     length, parts = rollout.parts(batch_size, np.arange)
     inputs = rollout.select(["observations", *policy.input_keys])
@@ -34,7 +35,7 @@ def recompute_advantages(
     last = {key: map_arrays(lambda array: array[:, 0], rollout.arrays[f"last_{key}"]) for key in keys}
     observations = obs_as_tensor(last["observations"], policy.device)
     last_values = policy.next_values(policy.step_batch(observations, last["dones"], last))
-    policy.set_training_mode(True)
+    policy.set_training_mode(was_training)
     n_envs, _, *components = shape = rollout.arrays["old_values"].shape
     new = (values.cpu().numpy().reshape(shape), last_values.cpu().numpy().reshape(n_envs, *components))
     rollout.recompute(*new, gamma, gae_lambda)

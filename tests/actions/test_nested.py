@@ -172,6 +172,13 @@ def test_a_saved_policy_squashes_and_all_its_leaves_have_the_initial_standard_de
     assert [kind.bounded for kind in loaded.actions.kinds] == [False, False, False, True, True, True]
 
 
+def test_numbers_of_parts_are_understood_after_loading(tmp_path):
+    """SB3's files have texts in their place."""
+    env = random_envs(action_space=spaces.Tuple([spaces.Discrete(2), spaces.Discrete(3)]))
+    PPG("MlpPolicy", env, ent_coef={0: 0.1, 1: 0.0}, **SMALL).save(tmp_path / "model.zip")
+    PPG.load(tmp_path / "model.zip", env=env).learn(16)
+
+
 @pytest.mark.parametrize("ent_coef", [dict(kind=1), dict(kind=1, how=[1], move=1), dict(kind="a", how=0, move=0), [1, 2, 3]])
 def test_coefficients_of_another_structure_are_refused(ent_coef):
     with pytest.raises(ArgumentError, match="`ent_coef`"):

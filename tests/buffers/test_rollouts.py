@@ -9,11 +9,18 @@ import torch as th
 from gymnasium import spaces
 from sb3_contrib.common.maskable.buffers import MaskableRolloutBuffer
 from stable_baselines3.common.buffers import RolloutBuffer
-from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecNormalize
 
-from sb3_ppg import PPG, ArgumentError, NormalizedRewardRolloutBuffer, RecurrentPPG, RewardNormalizer, VectorRewards
+from sb3_ppg import (
+    PPG,
+    ArgumentError,
+    NormalizedRewardRolloutBuffer,
+    PhasicCallback,
+    RecurrentPPG,
+    RewardNormalizer,
+    VectorRewards,
+)
 from sb3_ppg.buffers.rollout_buffers import SequenceRolloutBuffer
 from sb3_ppg.buffers.rollouts import add_step, batches, compute_advantages, gae
 from sb3_ppg.objectives import Objective
@@ -178,10 +185,7 @@ def test_after_an_update_the_buffer_is_as_collected_and_its_memory_is_the_rollou
     """It is a view of what the phase keeps, whose originals are gone."""
     collected, originals = [], []
 
-    class Watch(BaseCallback):
-        def _on_step(self):
-            return True
-
+    class Watch(PhasicCallback):
         def _on_rollout_end(self):
             buffer = self.model.rollout_buffer
             collected.append(
@@ -320,11 +324,8 @@ def test_own_arrays_of_a_buffer_change_nothing_and_cannot_replace_ours():
         make_kind("LSTM", rollout_buffer_class=type("Taken", (Own, SequenceRolloutBuffer), dict(name="last_lstm_states")))
 
 
-class Reads(BaseCallback):
+class Reads(PhasicCallback):
     """Draws SB3's minibatches of a rollout before it is learned from."""
-
-    def _on_step(self):
-        return True
 
     def _on_rollout_end(self):
         state = np.random.get_state()

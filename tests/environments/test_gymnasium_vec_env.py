@@ -9,8 +9,15 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
+from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
-from gymnasium.wrappers.vector import NormalizeObservation, NormalizeReward, RecordEpisodeStatistics, TransformReward
+from gymnasium.wrappers.vector import (
+    DictInfoToList,
+    NormalizeObservation,
+    NormalizeReward,
+    RecordEpisodeStatistics,
+    TransformReward,
+)
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import VecNormalize
@@ -73,9 +80,11 @@ def test_without_shared_memory_no_transition_leads_into_another_episode(mode):
     warning = pytest.warns(UserWarning, match="without shared memory resets in the step after")
     with warning if mode == AutoresetMode.NEXT_STEP else nullcontext():
         env = GymnasiumVecEnv(AsyncVectorEnv([CART_POLE] * 2, shared_memory=False, autoreset_mode=mode))
-    before, n_ends = env.reset(), 0
+    before, n_ends, is_asked = env.reset(), 0, True
     dynamics = gym.make("CartPole-v1").unwrapped
     for _ in range(60):
+        if n_ends == 2 and is_asked:  # while an environment is about to be reset
+            before, is_asked = env.reset(), False
         actions = np.array([env.action_space.sample() for _ in range(2)])
         observations, _, dones, infos = env.step(actions)
         for index, action in enumerate(actions):
@@ -87,7 +96,38 @@ def test_without_shared_memory_no_transition_leads_into_another_episode(mode):
             assert is_lost or np.allclose(dynamics.step(action)[0], last, atol=1e-4)
         before = observations
     assert n_ends >= 4
+    env.set_options([{"other": np.zeros(2)} for _ in range(2)])
+    env.reset()
+    env.set_options([{"low": 0.0}, {"low": -0.1}])
+    with pytest.raises(NotImplementedError, match="the same options for all environments"):
+        env.reset()
     env.close()
+
+
+class Forgetful(CartPoleVectorEnv):
+    """Does not forget at a reset that episodes have ended, as Gymnasium's environments in JAX do not."""
+
+    def reset(self, **kwargs):
+        ended = self.prev_done.copy()
+        found = super().reset(**kwargs)
+        self.prev_done = ended
+        return found
+
+
+@pytest.mark.filterwarnings("ignore:.*resets in the step after")
+def test_a_reset_that_comes_late_is_a_lost_step():
+    env = GymnasiumVecEnv(Forgetful(1))
+    env.reset()
+    while not env.step(np.zeros(1, dtype=int))[2][0]:
+        pass
+    env.reset()
+    _, rewards, dones, infos = env.step(np.zeros(1, dtype=int))
+    assert dones[0] and rewards[0] == 0 and infos[0]["TimeLimit.truncated"]
+    assert not env.step(np.zeros(1, dtype=int))[2][0]
+
+
+def test_infos_may_be_lists_already():
+    PPG("MlpPolicy", DictInfoToList(gym.make_vec("Pendulum-v1", num_envs=2)), **SMALL).learn(32)
 
 
 def test_steps_that_reset_have_vector_rewards_too():

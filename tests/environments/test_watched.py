@@ -172,7 +172,7 @@ def test_bad_numbers_do_not_reach_statistics(place):
 
 
 @pytest.mark.parametrize(("policy", "key"), [("MlpPolicy", ""), ("MultiInputPolicy", r" \(key 'a'\)")])
-def test_a_bad_first_observation_is_named_and_does_not_reach_statistics(policy, key):
+def test_a_bad_first_observation_is_named_and_does_not_reach_statistics(policy, key, tmp_path):
     vector = spaces.Box(-1, 1, (2,))
 
     class Bad(RandomEnv):
@@ -185,7 +185,9 @@ def test_a_bad_first_observation_is_named_and_does_not_reach_statistics(policy, 
         normalizer = env if env is not venv else None
         before = numbers_of(normalizer)
         with pytest.raises(NonFiniteEnvironmentError, match=f"first observation{key} of environment 0 is nan"):
-            PPG(policy, env, n_steps=8, batch_size=8, device="cpu").learn(8)
+            model = PPG(policy, env, n_steps=8, batch_size=8, device="cpu")
+            model.learn(8, callback=PhasicCheckpointCallback(1, tmp_path), progress_bar=True)
+        assert not list(tmp_path.iterdir())
         assert all(np.array_equal(ours, theirs) for ours, theirs in zip(numbers_of(normalizer), before, strict=True))
 
     class Sets(PhasicCallback):

@@ -15,7 +15,7 @@ from torch import nn
 from sb3_ppg import PPG, ArgumentError, ImpalaCNN, MaskablePPG, NonFiniteLossError, PhasicCallback, RecurrentPPG, hub
 from sb3_ppg.family import FAMILY, PAPER, with_preset, zoo_name_of
 from sb3_ppg.losses import Losses
-from sb3_ppg.objectives import OBJECTIVES, objective_name
+from sb3_ppg.objectives import OBJECTIVES, Objective, objective_name
 from sb3_ppg.zoo.hyperparameters import hyperparameter_file
 from tests.helpers import (
     MASKED_ACTIONS,
@@ -145,12 +145,17 @@ def test_observations_in_another_kind_of_dictionary():
     check_training(make("ppg_replay", env, policy="MultiInputPolicy"))
 
 
+class Contrasting(Objective):
+    needs_whole_minibatches = True
+
+
 REFUSED = [
     ("dcpg", dict(policy_kwargs=dict(architecture="dual")), "`architecture`='dual' cannot work with DelayedCriticObjective"),
     ("dcpg", dict(n_value_epochs=1), "`n_value_epochs`=2 cannot work: DelayedCriticObjective"),
     ("dcpg", dict(n_aux_epochs=0), "`n_aux_epochs`=0 cannot work"),
     ("dcpg", dict(clip_range_vf=0.2), "`clip_range_vf`=.* cannot work: DelayedCriticObjective"),
     ("ddcpg", dict(micro_batch_size=4), "`micro_batch_size`=4 cannot work"),
+    ("ppg", dict(objective=Contrasting, micro_batch_size=4), "`micro_batch_size`=4 cannot work: Contrasting compares"),
     ("ddcpg", dict(policy_kwargs=dict(features_extractor_class=BatchNormExtractor)), "cannot work with batch normalization"),
     ("dna", dict(**LSTM, n_steps=7, batch_size=7, objective_kwargs=dict(value_batch_size=6)), "equal parts of `n_steps`=7"),
     ("daac", dict(n_value_epochs=None), "`n_value_epochs`=None cannot work"),

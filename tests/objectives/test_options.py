@@ -9,6 +9,7 @@ from stable_baselines3.common.env_util import make_vec_env
 from torch import nn
 
 from sb3_ppg import PPG, ArgumentError, PhasicCallback
+from sb3_ppg.losses import Losses
 from sb3_ppg.objectives import (
     AdvantageHeadObjective,
     Coefficients,
@@ -47,6 +48,17 @@ def test_samples_that_weigh_nothing_teach_nothing(kind, objective, n_value_epoch
     np.testing.assert_array_equal(model.policy.parameters_to_vector(), before)
 
 
+def test_terms_that_compare_policies_are_weighted_too():
+    model = make_kind("vectors", prior=make_kind("vectors", seed=1), kl_coef=1.0).learn(16)
+    with th.no_grad():
+        model.policy.action_net.bias[0] += 1.0  # away from the policy that has collected the samples
+    (batch,) = epoch_of(model, 16)
+    for weights, is_zero in ((th.zeros(16), True), (th.ones(16), False)):
+        weighted = SimpleNamespace(**batch._asdict(), weights=weights)
+        terms = losses_of("policy_losses", model, weighted, kl_coef=1.0, prior_coef=1.0).terms
+        assert [bool(terms[name] == 0) for name in ("kl_penalty", "prior_kl")] == [is_zero] * 2
+
+
 RELATIVES = {  # without the terms that have no weights
     AdvantageHeadObjective: dict(n_aux_epochs=0, objective_kwargs=dict(advantage_coef=0.0)),
     DistillationObjective: dict(n_policy_iterations=1, beta_clone=0.0),
@@ -69,6 +81,31 @@ def test_the_kl_penalty_has_its_weight():
     penalty = once.terms["kl_penalty"]
     assert penalty > 1e-3
     th.testing.assert_close(thrice.total - once.total, 2 * penalty)
+
+
+class Unlimited(Objective):
+    """Leaves out the log-ratios."""
+
+    def joint_losses(self, policy, batch, coefficients):
+        return Losses(*super().joint_losses(policy, batch, coefficients)[:2])
+
+
+def test_target_kl_needs_the_log_ratios():
+    make_kind("vectors", objective=Unlimited).learn(16)
+    with pytest.raises(ArgumentError, match="`target_kl` cannot work with Unlimited: its losses have no `log_ratio`"):
+        make_kind("vectors", objective=Unlimited, target_kl=0.01).learn(16)
+
+
+class ReadsTheMode(Objective):
+    def extras(self, policy, rollout):
+        assert not policy.training and not policy.features_extractor.training
+        return {}
+
+
+@pytest.mark.filterwarnings("ignore:.*lets the policy learn from data of older policies")
+@pytest.mark.parametrize("replay_kwargs", [None, dict(policy_rollouts=2)])
+def test_extras_are_computed_in_evaluation_mode(replay_kwargs):
+    make_kind("vectors", objective=ReadsTheMode, replay_kwargs=replay_kwargs).learn(48)
 
 
 class Watching(Objective):

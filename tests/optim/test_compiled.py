@@ -5,6 +5,7 @@ generator, which takes many times longer; one runs all of it.
 
 import functools
 import logging
+import random
 import shutil
 import warnings
 from typing import Any
@@ -139,6 +140,30 @@ def test_what_a_callback_and_an_objective_change_within_an_update_counts():
     assert [callback.n_epochs for callback in callbacks] == [8, 8]
 
 
+class Staged(Objective):
+    """The first auxiliary epoch of a phase does not train a network of its own."""
+
+    is_open = False
+
+    def __init__(self, policy, **kwargs):
+        super().__init__(policy, **kwargs)
+        self.second = nn.Linear(policy.mlp_extractor.latent_dim_pi, 1)
+
+    def evaluated_losses(self, policy, evaluation, batch, coefficients):
+        paper = super().evaluated_losses(policy, evaluation, batch, coefficients)
+        term = self.second(evaluation.latent_pi).square().mean() if self.is_open else paper.total.new_zeros(())
+        return paper._replace(total=paper.total + term, terms={**paper.terms, "second": term})
+
+
+class Opens(PhasicCallback):
+    def on_aux_epoch_end(self) -> None:
+        self.model.objective.is_open = self.locals["epoch"] % 2 == 1
+
+
+def test_what_losses_reach_may_change_from_epoch_to_epoch():
+    th.testing.assert_close(*both(objective=Staged, n_aux_epochs=4, callbacks=(Opens(), Opens())), rtol=1e-10, atol=1e-10)
+
+
 WEIGHT_DECAY = dict(optimizer_class=th.optim.AdamW, optimizer_kwargs=dict(weight_decay=0.1, amsgrad=True))
 ONE_NETWORK = dict(policy_kwargs=dict(architecture="detached"), clip_range_vf=0.2, clip_range=None, kl_coef=1.0)
 # Each with something else that has a way of its own
@@ -163,11 +188,23 @@ KINDS: dict[str, dict] = {
         env=lambda: make_vec_env(lambda: VectorRewards(VectorRewardEnv()), 2, seed=0),
         reward_weights=[0.5, 1.0],
         target_kl=10.0,
+        policy_kwargs=dict(optimizer_kwargs=dict(weight_decay=0.1, betas=(0.8, 0.95))),
     ),
     "masks, minibatches of several sizes": dict(
-        cls=MaskablePPG, env=masked_envs, batch_size=24, n_aux_epochs=1, aux_batch_size=26, prior="self"
+        cls=MaskablePPG,
+        env=masked_envs,
+        batch_size=24,
+        n_aux_epochs=1,
+        aux_batch_size=26,
+        prior="self",
+        policy_kwargs=dict(optimizer_kwargs=dict(maximize=True, amsgrad=True, eps=1e-3)),
     ),
-    "images": dict(policy="CnnPolicy", env=lambda: random_envs(image_space(36, 36, 1)), mixed_precision="bf16"),
+    "images": dict(
+        policy="CnnPolicy",
+        env=lambda: random_envs(image_space(36, 36, 1)),
+        mixed_precision="bf16",
+        policy_kwargs=dict(architecture="dual"),
+    ),
 }
 
 
@@ -290,6 +327,13 @@ class Dropout(FlattenExtractor):
         return nn.functional.dropout(super().forward(observations), training=self.training)
 
 
+class Jitters(FlattenExtractor):
+    """Draw random numbers by Python."""
+
+    def forward(self, observations: th.Tensor) -> th.Tensor:
+        return super().forward(observations) * (random.uniform(0.5, 1.5) if self.training else 1.0)
+
+
 class Unpredictable(FlattenExtractor):
     """Decide by the data."""
 
@@ -301,6 +345,7 @@ class Unpredictable(FlattenExtractor):
     ("extractor", "reason"),
     [
         (Dropout, "policy update is not compiled: it draws random numbers"),
+        (Jitters, "policy update is not compiled: it draws random numbers"),
         (Unpredictable, r"acting policy is not compiled: torch cannot compile it \(Data-dependent branching"),
     ],
 )

@@ -8,7 +8,8 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.torch_layers import FlattenExtractor
 from stable_baselines3.common.vec_env import VecFrameStack
 
-from sb3_ppg import PPG, MlpPolicy
+from sb3_ppg import PPG, ArgumentError, MlpPolicy
+from sb3_ppg.export import DeterministicPolicy
 from tests.helpers import changed
 
 
@@ -45,6 +46,28 @@ class OfPairs(RolloutBuffer):
     def add(self, *args, previous, **kwargs):
         self.previous[self.pos] = previous
         super().add(*args, **kwargs)
+
+
+def test_a_memory_of_sequences_and_a_buffer_of_their_states_go_together():
+    class Sequences(Remembering):
+        has_memory = True
+
+    class OfStates(OfPairs):
+        states = ("previous",)
+
+    for policy, buffer in ((Sequences, OfPairs), (Remembering, OfStates)):
+        kwargs = dict(policy_kwargs=dict(features_extractor_class=Two), rollout_buffer_class=buffer)
+        with pytest.raises(ArgumentError, match="`has_memory` needs a buffer whose class has `states`"):
+            PPG(policy, "Pendulum-v1", device="cpu", **kwargs)
+
+
+def test_what_only_predict_knows_is_refused_by_priors_and_exports():
+    policy = dict(policy_kwargs=dict(features_extractor_class=Two), rollout_buffer_class=OfPairs, device="cpu")
+    model = PPG(Remembering, "Pendulum-v1", **policy)
+    with pytest.raises(ArgumentError, match="the agent's policy takes previous, episode_starts"):
+        model.set_prior("self")
+    with pytest.raises(ArgumentError, match="the policy takes previous, episode_starts"):
+        DeterministicPolicy(model)
 
 
 @pytest.mark.parametrize("again", [{}, dict(replay_kwargs=dict(policy_rollouts=2), objective="decoupled")])

@@ -11,14 +11,15 @@ from gymnasium import spaces
 from stable_baselines3 import PPO
 from stable_baselines3.common.distributions import SquashedDiagGaussianDistribution
 from stable_baselines3.common.preprocessing import preprocess_obs
-from stable_baselines3.common.torch_layers import MlpExtractor
+from stable_baselines3.common.torch_layers import MlpExtractor, NatureCNN
 from stable_baselines3.common.utils import ConstantSchedule
 from torch import nn
 from torch.nn import functional as F
 
 from sb3_ppg import PPG, ArgumentError, CnnPolicy, ImpalaCNN, MinAtarCNN, MlpPolicy, MultiInputPolicy, RecurrentPPG
 from sb3_ppg.buffers.rollouts import Rollout, batches
-from sb3_ppg.policies.lstm import RecurrentPhasicActorCriticPolicy
+from sb3_ppg.maskable import MaskablePhasicActorCriticCnnPolicy
+from sb3_ppg.policies.lstm import RecurrentPhasicActorCriticCnnPolicy, RecurrentPhasicActorCriticPolicy
 from tests.helpers import ARCHITECTURES, SMALL, ActsThroughTorch, image_space, make_on_images, random_envs, untrained
 
 VECTOR = spaces.Box(-1, 1, (4,))
@@ -141,17 +142,56 @@ def count_forwards(policy, call) -> dict[str, int]:
 
 
 def test_no_forward_pass_that_nobody_reads():
-    policy = make(CnnPolicy, IMAGE)
+    policy = make(CnnPolicy, IMAGE, architecture="dual")
     obs = sample(policy)
     assert count_forwards(policy, lambda: policy(obs)) == dict(pi=1, vf=1, aux=0)  # rollout
     assert count_forwards(policy, lambda: policy.evaluate_actions(obs, ACTIONS)) == dict(pi=1, vf=1, aux=0)
     assert count_forwards(policy, lambda: policy.get_distribution(obs)) == dict(pi=1, vf=0, aux=0)
     assert count_forwards(policy, lambda: policy.predict_values(obs)) == dict(pi=0, vf=1, aux=0)
     assert count_forwards(policy, lambda: policy.evaluate_auxiliary(obs)) == dict(pi=1, vf=1, aux=1)
-    for kwargs in (dict(architecture="detached"), dict(architecture="shared"), dict(share_features_extractor=True)):
+    shared = dict(architecture="dual", share_features_extractor=True)
+    for kwargs in (dict(architecture="detached"), dict(architecture="shared"), shared):
         policy = make(CnnPolicy, IMAGE, **kwargs)  # pi and vf extractors are one module
         for call in (lambda p=policy: p(obs), lambda p=policy: p.evaluate_auxiliary(obs)):
             assert count_forwards(policy, call)["pi"] == 1
+
+
+def test_networks_by_default():
+    for policy, space in ((MlpPolicy, IMAGE), (MultiInputPolicy, DICT), (RecurrentPhasicActorCriticCnnPolicy, IMAGE)):
+        assert make(policy, space).architecture == "dual"
+    for policy in (CnnPolicy, MaskablePhasicActorCriticCnnPolicy):
+        assert make(policy, IMAGE).architecture == "detached"
+    assert make(CnnPolicy, IMAGE, share_features_extractor=True).architecture == "detached"
+    assert make(CnnPolicy, IMAGE, share_features_extractor=False).architecture == "dual"
+    assert make(CnnPolicy, IMAGE, net_arch=dict(pi=[4], vf=[4])).architecture == "detached"
+    assert make(CnnPolicy, IMAGE, net_arch=dict(pi=[8], vf=[4])).architecture == "dual"
+    assert make(CnnPolicy, IMAGE, architecture="shared").architecture == "shared"
+    ppo, ours = (algorithm("CnnPolicy", random_envs(IMAGE), seed=3).policy.state_dict() for algorithm in (PPO, PPG))
+    assert {name.split(".")[0] for name in ours.keys() - ppo.keys()} == {"aux_value_net", "value_net"}
+    assert all(th.equal(ours[name], weight) for name, weight in ppo.items())  # one network, as PPO has it for images
+
+
+def test_weights_of_two_extractors_are_not_loaded_into_one():
+    """Both have the same names, so that the policy would act on the features of the value function."""
+    agent = PPO("CnnPolicy", random_envs(IMAGE), policy_kwargs=dict(share_features_extractor=False), seed=3).policy
+    obs = sample(agent)
+    with pytest.raises(ArgumentError, match="two features extractors"):
+        make(CnnPolicy, IMAGE).load_state_dict(agent.state_dict(), strict=False)
+    for theirs, kwargs in ((agent, dict(architecture="dual")), (PPO("CnnPolicy", random_envs(IMAGE)).policy, {})):
+        ours = make(CnnPolicy, IMAGE, **kwargs)
+        ours.load_state_dict(theirs.state_dict(), strict=False)
+        th.testing.assert_close(ours.evaluate_actions(obs, ACTIONS), theirs.evaluate_actions(obs, ACTIONS))
+
+
+class Counts(NatureCNN):
+    """Has a state that is no tensor."""
+
+    get_extra_state, set_extra_state = lambda _: {"n": 1}, lambda *_: None
+
+
+def test_states_of_extractors_may_be_other_than_tensors():
+    policy = make(CnnPolicy, IMAGE, features_extractor_class=Counts)
+    policy.load_state_dict(policy.state_dict())
 
 
 def test_same_seed_same_weights_and_first_random_numbers_as_ppo():
@@ -171,7 +211,7 @@ def norms(layer) -> np.ndarray:
 
 
 def test_impala_has_the_authors_initialisation():
-    policy = make(CnnPolicy, IMAGE, features_extractor_class=ImpalaCNN)
+    policy = make(CnnPolicy, IMAGE, features_extractor_class=ImpalaCNN, architecture="dual")
     for extractor in (policy.pi_features_extractor, policy.vf_features_extractor):
         assert [stack.firstconv.out_channels for stack in extractor.stacks] == [16, 32, 32]
         np.testing.assert_allclose(norms(extractor.dense), 1.4, rtol=1e-5)
@@ -237,6 +277,35 @@ def test_a_custom_trunk_needs_two_networks_or_our_base_class():
     PPG(OwnTrunk, "CartPole-v1", n_steps=32, n_policy_iterations=1, batch_size=32).learn(32)
     with pytest.raises(ValueError, match="SharedTrunk"):
         PPG(OwnTrunk, "CartPole-v1", policy_kwargs=dict(architecture="detached"))
+    own_images = type("OwnImages", (CnnPolicy,), dict(_build_mlp_extractor=OwnTrunk._build_mlp_extractor))
+    with pytest.raises(ValueError, match="use architecture='dual'"):
+        make(own_images, IMAGE)
+    assert make(own_images, IMAGE, architecture="dual").architecture == "dual"
+
+
+class WithAnOptimizer(MlpPolicy):
+    """Made for PPO, whose networks its groups have."""
+
+    def _build(self, lr_schedule):
+        super()._build(lr_schedule)
+        networks = (self.mlp_extractor, self.action_net, self.value_net)
+        self.optimizer = th.optim.AdamW([dict(params=network.parameters()) for network in networks], lr=lr_schedule(1))
+
+
+class AddsANetwork(MlpPolicy):
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.further = nn.Linear(2, 3)
+
+
+def test_a_network_that_nothing_trains_is_warned_of():
+    with pytest.warns(UserWarning, match=r"AddsANetwork has .* does not train, further\.weight, further\.bias"):
+        PPG(AddsANetwork, random_envs(), **SMALL)
+
+
+def test_an_optimizer_of_ones_own_need_not_know_the_auxiliary_head():
+    model = PPG(WithAnOptimizer, random_envs(), **SMALL)
+    assert {name.split(".")[0] for name in untrained(model, 2 * 16)} == set()
 
 
 @pytest.mark.parametrize("env, kwargs", [("CartPole-v1", {}), ("Pendulum-v1", {}), ("Pendulum-v1", dict(use_sde=True))])
@@ -301,11 +370,12 @@ def test_images_are_scaled_when_sb3_scales_them(space, policy_kwargs):
     policy = model.policy
     obs, _ = policy.obs_to_tensor(np.stack([policy.observation_space.sample() for _ in range(3)]))
     scaled = preprocess_obs(obs, policy.observation_space, normalize_images=policy.normalize_images)
-    expected = policy.pi_features_extractor(scaled)
-    th.testing.assert_close(policy.extract_features(obs)[0], expected, rtol=1e-5, atol=1e-6)
+    extractor = policy.pi_features_extractor
+    expected = extractor(scaled)
+    th.testing.assert_close(policy.extract_features(obs, extractor), expected, rtol=1e-5, atol=1e-6)
     # Environments do not always keep their word
     for other in (obs.float(), obs.to(th.int64)) if obs.dtype == th.uint8 else ():
-        th.testing.assert_close(policy.extract_features(other)[0], expected, rtol=1e-5, atol=1e-6)
+        th.testing.assert_close(policy.extract_features(other, extractor), expected, rtol=1e-5, atol=1e-6)
 
 
 class Centred(ImpalaCNN):

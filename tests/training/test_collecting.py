@@ -15,7 +15,7 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
-from sb3_ppg import PPG, ArgumentError, MaskablePPG, NormalizedRewardRolloutBuffer, RecurrentPPG, RewardNormalizer
+from sb3_ppg import PPG, ArgumentError, MaskablePPG, RecurrentPPG
 from sb3_ppg.family import with_preset
 from tests.helpers import (
     BOX,
@@ -29,6 +29,7 @@ from tests.helpers import (
     StepsChanged,
     changed,
     collect,
+    normalized_rewards,
     saved_and_loaded,
 )
 from tests.helpers import make_with_papers_values as make
@@ -63,8 +64,7 @@ class Countdown(gym.Env):
 def trained(kind: str, wrap, **kwargs) -> PPG:
     """Train on episodes of 7 steps."""
     if kind == "normalized rewards":
-        kind, buffer_kwargs = "vectors", dict(reward_normalizer=RewardNormalizer(gamma=0.99))
-        kwargs |= dict(rollout_buffer_class=NormalizedRewardRolloutBuffer, rollout_buffer_kwargs=buffer_kwargs)
+        kind, kwargs = "vectors", kwargs | normalized_rewards(gamma=0.99)
     algorithm, policy, _, policy_kwargs = KINDS[kind]
     inner = MaskedEnv if kind == "masks" else partial(RandomEnv, episode_length=7)
     env = make_vec_env(lambda: wrap(inner()), 2, seed=0)
