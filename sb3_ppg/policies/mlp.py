@@ -677,8 +677,8 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
 
 class PhasicActorCriticCnnPolicy(PhasicActorCriticPolicy):
     """
-    ``PhasicActorCriticPolicy`` for images, by default with SB3's ``NatureCNN`` and one network, because two take almost
-    twice the time; the paper uses ``ImpalaCNN`` and two.
+    ``PhasicActorCriticPolicy`` for images, by default with SB3's ``NatureCNN`` and one network, because two take 1.6
+    to 1.9 times the time; the paper uses ``ImpalaCNN`` and two.
     """
 
     default_architecture = "detached"
