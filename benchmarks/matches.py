@@ -2,8 +2,8 @@
 PPG beside PPO at its best: RL Zoo's entry for an environment, and PPG's own entry without the auxiliary phase and with
 normalized rewards. Where both have their defaults, PPO's rewards are normalized, because PPG does not depend on their scale.
 Beside them, what PPG's lead consists of: fourteen small environments, with seeds that played no part in the search for the
-defaults, and MinAtar's five games with PPG's architectures, where PPO has the settings of PPG's entry, which were also the best
-of its own eight (results/seconds_search.md).
+defaults, and MinAtar's five games with PPG's architectures, where PPO has the settings of PPG's entry, which were also the
+best of its own eight (results/seconds_search.md).
 
     python -m benchmarks.matches run --jobs 2 --match Acrobot-v1    # can be killed and started again
     python -m benchmarks.matches report
