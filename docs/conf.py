@@ -105,6 +105,7 @@ GENERATED |= {notebook: DOCS / "examples" / notebook.name for notebook in DOCS.p
 ROWS = {
     **dict.fromkeys(("defaults", "default_entry", "images_minatar"), "matches"),
     "family": "suites family_speed",
+    "images": "images_time",
     "processes": "processes",
     "seconds_search": "seconds",
     "speed": "speed_training",
