@@ -6,6 +6,7 @@ import shlex
 import signal
 import subprocess
 import sys
+from functools import partial
 from typing import Any
 
 import pandas as pd
@@ -147,7 +148,9 @@ def test_a_comparison_that_is_ended_leaves_no_run_behind(how, tmp_path):
     """Even SIGKILL, after which it can tell them nothing, ends the runs; Ctrl-C does not finish them."""
     command = "compare --env CartPole-v1 -n 999999 --seeds 1 --jobs 2 -f here"
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with subprocess.Popen([sys.executable, "-m", "sb3_ppg", *command.split()], cwd=tmp_path, env=environment) as compare:
+    words = [sys.executable, "-m", "sb3_ppg", *command.split()]
+    as_in_a_terminal = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # shells let background jobs ignore it
+    with subprocess.Popen(words, cwd=tmp_path, env=environment, preexec_fn=as_in_a_terminal) as compare:
         wait_for(lambda: len([*tmp_path.glob("here/*/0/evaluations.csv")]) == 2)
         children = psutil.Process(compare.pid).children()
         compare.send_signal(how)
