@@ -97,7 +97,7 @@ def test_trials_of_other_algorithms_are_trained_again_as_they_were(tmp_path):
 
 
 def test_a_trial_without_noise_is_trained_again(tmp_path, monkeypatch):
-    """That is, with the noise of the file."""
+    """The noise that the trial lacks is that of the file."""
     monkeypatch.chdir(tmp_path)
     study = optuna.create_study(study_name="s", storage=JournalStorage(JournalFileBackend("s.log")))
     study.enqueue_trial({"noise_type": None})

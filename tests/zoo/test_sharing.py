@@ -306,7 +306,7 @@ def test_an_agent_is_as_good_as_its_card_says(folder, tmp_path):
 
 @pytest.mark.parametrize("algo", ALGOS)
 def test_every_tuned_entry_has_an_agent(algo):
-    """That of MinAtar has two. MemoryS9's, whose file is large, is left out."""
+    """MinAtar's entry has two; the one of MemoryS9, whose file is large, is left out."""
     env_ids = {*tuned_entries(algo)} - {"minatar", "MiniGrid-MemoryS9-v0"}
     env_ids |= {"MinAtar/Asterix-v1", "MinAtar/Breakout-v1"} if algo == "ppg" else set()
     names = {f"{algo}/{EnvironmentName(env_id)}" for env_id in env_ids}
