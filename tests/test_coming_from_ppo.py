@@ -591,16 +591,20 @@ class TellsTheEnd(CollectsItself):
         super().train()
 
 
+class Counts(PhasicCallback):
+    n_phases = n_ends = 0
+
+    def on_aux_phase_end(self):
+        self.n_phases += 1
+
+    def _on_training_end(self):
+        self.n_ends += 1
+
+
 def test_callbacks_hear_of_phases_on_rollouts_from_elsewhere():
-    class Counts(PhasicCallback):
-        n = 0
-
-        def on_aux_phase_end(self):
-            self.n += 1
-
     callback = Counts()
     CollectsItself("MlpPolicy", "CartPole-v1", **SMALL).learn(128, callback)
-    assert callback.n == 2
+    assert callback.n_phases == 2
 
 
 class Broken(Objective):
@@ -610,16 +614,10 @@ class Broken(Objective):
 
 
 def test_callbacks_hear_of_the_end_of_a_run_that_fails_on_rollouts_from_elsewhere():
-    class Ends(PhasicCallback):
-        n = 0
-
-        def _on_training_end(self):
-            self.n += 1
-
-    callback = Ends()
+    callback = Counts()
     with pytest.raises(NonFiniteLossError):
         CollectsItself("MlpPolicy", "CartPole-v1", objective=Broken, **SMALL).learn(64, callback)
-    assert callback.n == 1
+    assert callback.n_ends == 1
 
 
 def of_the_family(cls: type[PPG], name: str) -> PPG:
