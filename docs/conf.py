@@ -103,10 +103,9 @@ GENERATED |= {notebook: DOCS / "examples" / notebook.name for notebook in DOCS.p
 
 # Where the rows of a table are in files of other names
 ROWS = {
-    **dict.fromkeys(("defaults", "default_entry", "images_minatar"), "matches"),
+    **dict.fromkeys(("defaults", "default_entry", "images_minatar", "entries", "entries_mujoco"), "matches"),
     "family": "suites family_speed",
     "images": "images_time",
-    "processes": "processes",
     "seconds_search": "seconds",
     "speed": "speed_training",
     "speed_answered": "speed_[!t]*",
@@ -132,7 +131,9 @@ def link_to_the_repository(app: Sphinx, page: str, source: list[str]) -> None:
 
 
 def write_pages(app: Sphinx) -> None:
-    """Write the pages of ``GENERATED``."""
+    """Write the pages of ``GENERATED``, and remove those of files that have gone."""
+    for page in {*DOCS.glob("results/*"), *DOCS.glob("examples/*")} - {*GENERATED.values()}:
+        page.unlink()
     for source, page in GENERATED.items():
         text = source.read_text().replace("](../docs/", "](../")
         if source.suffix == ".md":
