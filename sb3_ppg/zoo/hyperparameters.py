@@ -25,11 +25,14 @@ FAMILIES: dict[str, Callable[[str], bool]] = {
 }
 
 
+SAME_FILE = {"ddcpg": "dcpg", "idaac": "daac"}  # variants with the entries of another algorithm of their paper
+
+
 def hyperparameter_file(algo: str) -> Path:
     """Find our file for an algorithm: in the installed package, or in the repository for an editable installation."""
     package = Path(sb3_ppg.__file__).parent
     folder = package / "hyperparams"
-    return (folder if folder.is_dir() else package.parent / "hyperparams") / f"{algo}.yml"
+    return (folder if folder.is_dir() else package.parent / "hyperparams") / f"{SAME_FILE.get(algo, algo)}.yml"
 
 
 def entry_of(env_id: str, config: str) -> str:
