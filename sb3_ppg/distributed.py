@@ -50,11 +50,6 @@ def rank() -> int:
     return dist.get_rank() if has_group() else 0
 
 
-def gpu_name(device: th.device) -> str:
-    """Return a name for a GPU that no other one has, on any machine."""
-    return f"{socket.gethostname()} {th.cuda.get_device_properties(device).uuid}"
-
-
 def n_local_processes() -> int:
     """Return the number of processes that share this machine's memory."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", n_processes())) if n_processes() > 1 else 1
@@ -112,7 +107,8 @@ def _start_group() -> "dist.Store":
         # The store of torchrun's agent still has the keys of earlier attempts. Of several agents, each counts its own
         if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
             store = dist.PrefixStore(f"attempt_{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
-        store.set(f"process_{rank}", gpu_name(th.device("cuda")) if n_gpus > 0 else "")
+        gpu = f"{socket.gethostname()} {th.cuda.get_device_properties('cuda').uuid}" if n_gpus > 0 else ""  # unique anywhere
+        store.set(f"process_{rank}", gpu)
         backend = choose_backend([store.get(f"process_{other}").decode() for other in range(size)])
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
     except (RuntimeError, ValueError) as error:
@@ -124,7 +120,7 @@ def _start_group() -> "dist.Store":
 
 
 def choose_backend(gpus: list[str]) -> str:
-    """Return the backend for processes with these GPUs (see ``gpu_name``): NCCL refuses two processes on one GPU."""
+    """Return the backend for processes with GPUs of these unique names (empty: none): NCCL refuses two processes on one."""
     return "cpu:gloo,cuda:nccl" if all(gpus) and len(set(gpus)) == len(gpus) else "gloo"
 
 

@@ -27,7 +27,7 @@ from sb3_ppg.environments.vector_rewards import RewardReader
 from sb3_ppg.environments.watched import TimeLimits
 from sb3_ppg.errors import ArgumentError, warn
 from sb3_ppg.objectives import Coefficients, Objective, find_objective
-from sb3_ppg.optim.compiled import CompiledTraining
+from sb3_ppg.optim.compiled import CompiledTraining, is_worthwhile, missing_compiler, reason_against
 from sb3_ppg.optim.micro_batches import fitting_micro_batch_size
 from sb3_ppg.policies import CnnPolicy, MixedPrecision, MlpPolicy, MultiInputPolicy, PhasicActorCriticPolicy
 
@@ -88,7 +88,7 @@ class PhasicInterface(OnPolicyAlgorithm):
     @arguments_explained
     def __init__(
         self,
-        policy: str | type[PhasicActorCriticPolicy],
+        policy: str | type[BasePolicy],
         env: GymEnv | VectorEnv | str,
         learning_rate: float | Schedule = 3e-4,
         n_steps: int = 1024,
@@ -141,7 +141,7 @@ class PhasicInterface(OnPolicyAlgorithm):
     ):
         policy = _known_policy(policy, type(self))
         super().__init__(
-            policy,
+            policy,  # type: ignore[arg-type]
             env,  # type: ignore[arg-type]
             learning_rate=learning_rate,
             n_steps=n_steps,
@@ -286,7 +286,7 @@ class PhasicInterface(OnPolicyAlgorithm):
         needs_sequences = self.policy.has_memory or objective.needs_whole_sequences
         takes_samples = not objective.shuffles_sequences or size < self.n_steps
         self.aux_buffer.single_samples = takes_samples and not needs_sequences
-        return math.ceil(size / self.aux_buffer.sequence_length)
+        return math.ceil(size / (1 if self.aux_buffer.single_samples else self.n_steps))
 
     def resolved_micro_batch_size(self) -> int | None:
         """Return the largest number of samples in one forward pass; None for whole minibatches."""
@@ -325,21 +325,26 @@ class PhasicInterface(OnPolicyAlgorithm):
     # ---- compiled updates ----
 
     def begin_compiled_training(self, total_timesteps: float, reset_num_timesteps: bool = True) -> None:
-        """Decide whether a run of ``learn`` is compiled, see ``CompiledTraining.begin``."""
-        n_epochs, n_samples = self.n_epochs + (self.n_value_epochs or 0), total_timesteps / n_processes()
-        steps_per_sample = n_epochs / self.batch_size + self.n_aux_epochs / self.aux_samples_per_batch()
+        """
+        Decide whether a run of ``learn`` is compiled. If it continues another one, "auto" keeps that one's choice, because
+        compiled updates round differently.
+        """
+        training, choice = self.compiled_training, self.compile_updates
+        training.is_asked_for, training.verbose, training.has_stopped = choice is True, self.verbose, False
         earlier = None if reset_num_timesteps else self._compiles_updates
-        self.compiled_training.begin(
-            self.compile_updates,
-            self.policy,
-            self.objective,
-            n_samples * steps_per_sample,
-            n_samples * (n_epochs + self.n_aux_epochs),
-            earlier,
-            self.verbose,
-        )
+        reason = reason_against(self.policy, self.objective)
+        if choice == "auto" and earlier is not None:
+            choice = earlier
+        elif choice == "auto":
+            n_epochs, n_samples = self.n_epochs + (self.n_value_epochs or 0), total_timesteps / n_processes()
+            n_steps = n_samples * (n_epochs / self.batch_size + self.n_aux_epochs / self.aux_samples_per_batch())
+            choice = reason is None and is_worthwhile(self.policy, n_steps, n_samples * (n_epochs + self.n_aux_epochs))
+        reason = (reason or missing_compiler(self.policy.device)) if choice else None
+        if reason is not None:
+            warn(f"The updates are not compiled: {reason}")
+        training.is_enabled = bool(choice) and reason is None
         if earlier is None:
-            self._compiles_updates = self.compiled_training.is_enabled
+            self._compiles_updates = training.is_enabled
 
     @cached_property
     def compiled_training(self) -> CompiledTraining:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, cast
 
@@ -17,7 +18,7 @@ from sb3_ppg.optim.update import Update, mean_losses
 from sb3_ppg.optim.value_units import change_value_units, set_value_units
 from sb3_ppg.phasic_algorithm import PhasicAlgorithm
 from sb3_ppg.training.checks import check_extras, check_rollout
-from sb3_ppg.training.preparing import recompute_advantages, record_references
+from sb3_ppg.training.preparing import recompute_advantages
 
 
 class PPG(PhasicAlgorithm):
@@ -177,7 +178,7 @@ class PPG(PhasicAlgorithm):
         plan, updates = self._plan(), []
         latest = self.latest_rollout()
         with self.replay.learning_from(latest):  # without replay, from nothing else
-            self._prepare(latest, [kind for kind, *_ in plan])
+            collected = self._prepare(latest, [kind for kind, *_ in plan])
             self.policy.set_training_mode(True)
             for kind, losses, n_epochs, batch_size in plan:
                 updates.append(update := self._begin_update(kind, losses))
@@ -192,7 +193,7 @@ class PPG(PhasicAlgorithm):
                             print(f"Early stopping at step {len(update.epochs) - 1} due to reaching max kl")
                         break
                 self._n_updates += len(update.epochs) if kind == "policy" else 0
-        self._log_policy_phase(latest, updates)
+        self._log_policy_phase(latest, collected, updates)
 
     def auxiliary_phase(self) -> None:
         """Optimize L^joint = L^aux + β_clone E[KL(π_old, π)], and L^value, for E_aux epochs on the rollouts of the phase."""
@@ -203,7 +204,8 @@ class PPG(PhasicAlgorithm):
             print(f"Auxiliary phase: {self.n_aux_epochs} epochs over {buffer.n_samples:,} samples")
         report("on_aux_phase_start", epoch=0)
         n_sequences, micro_batch_size = self.prepare_sequences(), self.resolved_micro_batch_size()
-        record_references(self.policy, self.objective, buffer, n_sequences, micro_batch_size)  # π_old
+        self.policy.set_training_mode(False)
+        buffer.record(partial(self.objective.recorded, self.policy), n_sequences, micro_batch_size)  # π_old
         update = self._begin_update("auxiliary", self.objective.auxiliary_losses)
         for number in range(1, self.n_aux_epochs + 1):
             self.policy.set_training_mode(True)  # a callback may have evaluated the policy
@@ -218,11 +220,15 @@ class PPG(PhasicAlgorithm):
 
     # ---- updates ----
 
-    def _prepare(self, latest: Rollout, kinds: Sequence[Kind]) -> None:
-        """Prepare the latest rollout and replayed ones: value targets, advantages, value unit, the objective's data."""
+    def _prepare(self, latest: Rollout, kinds: Sequence[Kind]) -> Rollout:
+        """
+        Prepare the latest rollout and replayed ones: value targets, advantages, value unit, the objective's data. Return the
+        latest one with the values that were predicted when it was collected, and their targets.
+        """
         objective, replay = self.objective, self.replay
         check_rollout(self, latest)
         latest.arrays["targets"] = objective.value_targets(latest, self.rollout_buffer.gamma)
+        collected = replace(latest, arrays={**latest.arrays})
         self._normalize_advantages(latest)
         self._n_rollouts += 1
         self._update_value_units(latest)
@@ -237,6 +243,7 @@ class PPG(PhasicAlgorithm):
             if rollout is latest:  # the others have extras already
                 check_extras(self, latest, extras)
             rollout.arrays |= extras
+        return collected
 
     def update_advantages(self, rollout: Rollout) -> None:
         """Recompute a rollout's advantages and value targets with the current value function."""
@@ -270,7 +277,9 @@ class PPG(PhasicAlgorithm):
         objective = self.objective
         if self.n_value_epochs is None and not self.is_warming_up:
             return [("policy", objective.joint_losses, self.n_epochs, self.batch_size)]
-        n_value_epochs = objective.n_value_epochs(self.n_value_epochs or self.n_epochs)
+        n_value_epochs = self.n_value_epochs or self.n_epochs
+        if not self.is_warming_up:
+            n_value_epochs = objective.n_value_epochs(n_value_epochs)
         plan: list[tuple[Kind, Callable[..., Losses], int, int]] = [
             ("value", objective.value_losses, n_value_epochs, objective.value_batch_size or self.batch_size),
             ("policy", objective.policy_losses, self.n_epochs, self.batch_size),
@@ -294,13 +303,14 @@ class PPG(PhasicAlgorithm):
         update.compiled = self.compiled_training.steps_of(update)
         return update
 
-    def _log_policy_phase(self, rollout: Rollout, updates: list[Update]) -> None:
-        record_all(self.logger, "train", policy_phase_summary(self.policy, rollout, updates))
+    def _log_policy_phase(self, rollout: Rollout, collected: Rollout, updates: list[Update]) -> None:
+        self.logger.record("train/learning_rate", self.lr_schedule(self._current_progress_remaining))
+        record_all(self.logger, "train", policy_phase_summary(self.policy, collected, updates))
         if self.value_learning_rate is not None:
             rate = next(update.learning_rate for update in updates if update.kind == "value")
             self.logger.record("train/value_learning_rate", rate)
         self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
-        taken = [update.is_compiled for update in updates if update.epochs]
+        taken = [update.compiled is not None and update.compiled.has_run for update in updates if update.epochs]
         self.logger.record("train/compiled", int(bool(taken) and all(taken)))
         leaves = leaf_summary(self.policy, rollout, self.batch_size, self.resolved_micro_batch_size())
         for name, value in leaves.items():

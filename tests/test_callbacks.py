@@ -13,7 +13,7 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.logger import KVWriter, configure
 from stable_baselines3.common.vec_env import SubprocVecEnv
 
-from sb3_ppg import PhasicCallback, PhasicCheckpointCallback, latest_checkpoint
+from sb3_ppg import PPG, PhasicCallback, PhasicCheckpointCallback, latest_checkpoint
 from tests.helpers import RandomEnv, learn_and_log
 from tests.helpers import make_with_papers_values as make
 
@@ -40,21 +40,15 @@ NAMES = ["aux_value_loss", "grad_norm", "kl", "loss", "value_loss"]
 EVENTS = [("start", 48, 48, 3, 0), ("epoch", 1, 2, NAMES), ("epoch", 2, 2, NAMES), ("end", 3, 1)]
 
 
-def evaluation(**kwargs) -> EvalCallback:
-    return EvalCallback(make_vec_env("CartPole-v1"), eval_freq=16, n_eval_episodes=1, verbose=0, **kwargs)
-
-
 @pytest.mark.parametrize(
     "nest",
     [
-        lambda witness: witness,
         lambda witness: [EveryNTimesteps(16, PhasicCallback()), witness],
         lambda witness: CallbackList([CallbackList([witness])]),
         lambda witness: EveryNTimesteps(16, callback=witness),
-        lambda witness: evaluation(callback_on_new_best=witness),
-        lambda witness: evaluation(callback_after_eval=witness),
+        lambda witness: EvalCallback(make_vec_env("CartPole-v1"), witness, n_eval_episodes=1, eval_freq=16, verbose=0),
     ],
-    ids=["alone", "list", "list in a list", "EveryNTimesteps", "callback_on_new_best", "callback_after_eval"],
+    ids=["list", "list in a list", "EveryNTimesteps", "callback_on_new_best"],
 )
 def test_callbacks_follow_the_auxiliary_phase(nest):
     witness = Witness()
@@ -165,6 +159,23 @@ def test_the_log_describes_the_policy_after_the_auxiliary_phase():
     assert logged["aux/kl"] > 0 and logged["aux/final_kl"] > 0
     assert logged["time/phase_position"] == 1.0
     assert logged["time/update_seconds"] > logged["aux/seconds"] > 0 and logged["time/rollout_seconds"] > 0
+
+
+@pytest.mark.parametrize("recomputes", [False, True])
+def test_the_explained_variance_is_that_of_the_values_at_collection(recomputes):
+    """Also in the first update, in which the head gets its unit, and if targets are computed again."""
+    found = []
+
+    class Watch(PhasicCallback):
+        def _on_rollout_end(self) -> None:
+            returns, values = self.model.rollout_buffer.returns, self.model.rollout_buffer.values
+            found.append(1 - np.var(returns - values) / np.var(returns))
+
+    options = dict(n_steps=64, batch_size=64, n_epochs=3, seed=0, device="cpu", recompute_advantages=recomputes)
+    model = PPG("MlpPolicy", "Pendulum-v1", **options)
+    for n_rollouts in (1, 2):
+        logged = learn_and_log(model, 64, callback=Watch(), reset_num_timesteps=n_rollouts == 1)
+        assert logged["train/explained_variance"] == pytest.approx(found[-1], abs=1e-4)
 
 
 def test_explained_variances_of_constant_targets_are_nan():

@@ -19,6 +19,7 @@ from tests.helpers import (
     SMALL,
     THREE_ACTIONS,
     VECTOR,
+    calls_of,
     changed,
     collect,
     learn_and_log,
@@ -306,16 +307,28 @@ def policy_of(model: PPG) -> dict[str, th.Tensor]:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("n_value_epochs", [None, 2])
 def test_the_first_rollouts_train_the_value_function_alone(kind, n_value_epochs):
-    model = make_kind(kind, n_value_warmup=3, n_value_epochs=n_value_epochs)
+    rates = {} if n_value_epochs is None else dict(value_learning_rate=2e-3)
+    model = make_kind(kind, n_value_warmup=3, n_value_epochs=n_value_epochs, **rates)
     policy, everything = policy_of(model), weights(model)
     logged = learn_and_log(model, 3 * ROLLOUT)
     assert not changed(policy, policy_of(model)) and changed(everything, model)
+    assert logged["train/learning_rate"] == model.learning_rate
     assert "train/value_loss" in logged and "train/policy_gradient_loss" not in logged and "train/approx_kl" not in logged
     assert len(model.aux_buffer) == model.n_aux_phases == 0
     model.learn(ROLLOUT, reset_num_timesteps=False)
     assert changed(policy, policy_of(model)) and len(model.aux_buffer) == 1
     policy = policy_of(model.learn(ROLLOUT))  # from 0 on, as for a model that was loaded
     assert not changed(policy, policy_of(model.learn(ROLLOUT, reset_num_timesteps=False)))
+
+
+def test_a_warm_up_trains_the_value_function_on_each_rollout():
+    """An objective's own schedule of value epochs, as DAAC's, begins after it."""
+    daac = with_preset("daac", dict(objective_kwargs=dict(value_frequency=2), n_value_epochs=1))
+    model = make_kind("vectors", **daac, n_value_warmup=2)
+    calls = calls_of(model.objective, "value_losses")
+    counts = [len(calls) for _ in range(4) if model.learn(ROLLOUT, reset_num_timesteps=model.num_timesteps == 0)]
+    n = counts[0]
+    assert n > 0 and counts == [n, 2 * n, 3 * n, 3 * n]
 
 
 def test_the_warm_up_does_not_begin_again_with_more_environments(tmp_path):

@@ -14,8 +14,9 @@ import numpy as np
 import torch as th
 from stable_baselines3.common.buffers import RolloutBuffer
 
+from sb3_ppg.actions import unvalidated_distributions
 from sb3_ppg.arguments import check_values
-from sb3_ppg.arrays import map_arrays
+from sb3_ppg.arrays import map_arrays, split
 from sb3_ppg.buffers.memory import available_memory, check_room
 from sb3_ppg.buffers.rollouts import Rollout, batches, n_bytes
 from sb3_ppg.errors import ArgumentError
@@ -152,12 +153,16 @@ class AuxBuffer:
 
     # ---- the auxiliary phase ----
 
-    def record(self, recorded_fn: Callable[[Any], th.Tensor], n_sequences: int) -> None:
+    @th.no_grad()
+    @unvalidated_distributions()
+    def record(self, recorded_fn: Callable[[Any], th.Tensor], n_sequences: int, micro_batch_size: int | None = None) -> None:
         """
-        Evaluate the policy on all stored samples. Call it right before the auxiliary epochs.
+        Evaluate the policy on all stored samples. Call it right before the auxiliary epochs, with their batch sizes, so that
+        rounding is the same and KL(π_old, π) starts at zero.
 
         :param recorded_fn: maps a batch without ``recorded`` to the data to record, (B, P)
         :param n_sequences: largest number of sequences in a batch
+        :param micro_batch_size: largest number of samples in one call of ``recorded_fn``. None: whole batches
         """
         if self.device.type == "cuda":
             free, _ = th.cuda.mem_get_info(self.device)
@@ -167,7 +172,8 @@ class AuxBuffer:
         self.recorded = None
         recorded: th.Tensor | None = None
         for ids, batch in self.batches(np.arange(self.n_sequences), n_sequences):
-            chunk, first = recorded_fn(batch), ids[0] * self.sequence_length
+            chunk = th.cat([recorded_fn(part) for part in split(batch, micro_batch_size)])
+            first = ids[0] * self.sequence_length
             if recorded is None:
                 # One array for all: small arrays that stay between large ones that are freed would fragment the memory
                 recorded = chunk.new_empty(self.n_samples, chunk.shape[-1])

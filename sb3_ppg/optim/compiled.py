@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from itertools import chain
-from typing import Any, Literal
+from typing import Any
 
 import torch as th
 from gymnasium import spaces
@@ -214,7 +214,7 @@ class CompiledStep(CompiledFunction):
         """Take a step on each of the minibatches; return None after an error."""
         n, n_at_once, like = len(minibatches), self.n_at_once, self._eager
         flat = self._flat = self._flat or FlatAdam(self._optimizer, self._reached, self._names)
-        flat.set_learning_rates()
+
         n_ratios = len(like.log_ratio) * size // like.size  # none in the auxiliary phase
         records = (
             like.values.new_empty(n_at_once, len(like.values)),
@@ -350,35 +350,6 @@ class CompiledTraining:
         self.has_stopped = False  # after an error, in this run and what continues it
         self.reported: set[str] = set()  # errors that the user has been warned about
 
-    def begin(
-        self,
-        choice: bool | Literal["auto"],
-        policy: PhasicActorCriticPolicy,
-        objective: Objective,
-        n_steps: float,
-        n_passes: float,
-        earlier: bool | None,
-        verbose: int,
-    ) -> None:
-        """
-        Decide whether a run is compiled.
-
-        :param choice: the argument ``compile_updates``
-        :param n_steps: number of optimizer steps in the run
-        :param n_passes: number of samples that it passes through the networks and back; infinite if a callback ends it
-        :param earlier: whether the run that this one continues was compiled: "auto" keeps its choice, because compiled updates
-            round differently. None: it is a new run
-        """
-        self.is_asked_for, self.verbose, self.has_stopped = choice is True, verbose, False
-        if choice == "auto" and earlier is not None:
-            choice = earlier
-        elif choice == "auto":
-            choice = reason_against(policy, objective) is None and is_worthwhile(policy, n_steps, n_passes)
-        reason = (reason_against(policy, objective) or missing_compiler(policy.device)) if choice else None
-        if reason is not None:
-            warn(f"The updates are not compiled: {reason}")
-        self.is_enabled = bool(choice) and reason is None
-
     def actor(self, policy: PhasicActorCriticPolicy) -> PhasicActorCriticPolicy | CompiledPolicy:
         """Return what acts in the next rollout: the policy, or its compiled form."""
         methods = [getattr(method, "__func__", None) for method in (policy.forward, policy.act)]
@@ -432,7 +403,12 @@ def missing_compiler(device: th.device) -> str | None:
 
 
 def is_worthwhile(policy: PhasicActorCriticPolicy, n_steps: float, n_passes: float) -> bool:
-    """Return whether compiling is likely to make a run faster; see ``CompiledTraining.begin`` for the arguments."""
+    """
+    Return whether compiling is likely to make a run faster.
+
+    :param n_steps: number of optimizer steps in the run
+    :param n_passes: number of samples that it passes through the networks and back; infinite if a callback ends it
+    """
     is_image = has_convolutions(policy)
     if policy.device.type != "cpu" or (is_image and spaces.flatdim(policy.observation_space) > SMALL_IMAGE):
         return False

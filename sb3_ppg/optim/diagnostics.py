@@ -27,19 +27,21 @@ from sb3_ppg.policies import PhasicActorCriticPolicy
 EVALUATED_SAMPLES = 4096
 
 
-def logger_of_run(folder: str, tensorboard_log: str | None, verbose: int, name: str, is_new: bool) -> Logger:
+def set_logger_of_run(model: Any, name: str, is_new: bool) -> None:
     """
-    Make SB3's logger for a run. If it continues an earlier run of the model under the same name, it writes into that run's
-    TensorBoard folder; SB3 would take the newest folder, which may be another run's.
-
-    :param folder: that of the earlier run's logger; empty if there was none
+    Give a model SB3's logger for a run, unless the user has set one. If the run continues an earlier one of the model under
+    the same name, it writes into that run's TensorBoard folder; SB3 would take the newest folder, which may be another run's.
     """
-    if tensorboard_log is None:
-        return configure_logger(verbose)
-    importlib.import_module("tensorboard")  # SB3's own error does not say which module is missing
-    if not is_new and folder.rpartition("_")[0] == os.path.join(tensorboard_log, name):
-        return configure(folder, ["stdout", "tensorboard"] if verbose >= 1 else ["tensorboard"])
-    return configure_logger(verbose, tensorboard_log, name)
+    if model._custom_logger:
+        return
+    folder, parent, verbose = model._log_folder, model.tensorboard_log, model.verbose
+    if parent is not None:
+        importlib.import_module("tensorboard")  # SB3's own error does not say which module is missing
+    if parent is not None and not is_new and folder.rpartition("_")[0] == os.path.join(parent, name):
+        model._logger = configure(folder, ["stdout", "tensorboard"] if verbose >= 1 else ["tensorboard"])
+    else:
+        model._logger = configure_logger(verbose, parent, name)
+    model._log_folder = model._logger.dir or ""
 
 
 class Everywhere(tuple):
@@ -65,14 +67,12 @@ def record_all(logger: Logger, group: str, values: dict[str, float]) -> None:
 
 def policy_phase_summary(policy: PhasicActorCriticPolicy, rollout: Rollout, updates: list[Update]) -> dict[str, float]:
     """
-    Return the values that PPO logs of an update on a rollout: means over samples and epochs; ``approx_kl``, in nats, of the
-    last epoch; ``loss`` of the last step.
+    Return the values that PPO logs of an update on a rollout, as it was collected: means over samples and epochs;
+    ``approx_kl``, in nats, of the last epoch; ``loss`` of the last step.
     """
     value_update = next((update for update in updates if update.kind == "value"), None)
     update = next((update for update in updates if update.kind == "policy"), updates[0])  # that of values in their warm-up
-    summary, epochs = {"learning_rate": update.learning_rate}, update.epochs
-    if not epochs:
-        return summary  # no value epochs are due on this rollout of a warm-up
+    summary, epochs = dict[str, float](), update.epochs
     if value_update is not None and value_update.epochs:
         summary |= mean_losses(value_update.epochs)
     summary |= mean_losses(epochs)

@@ -105,7 +105,7 @@ class FlatAdam:
         self, optimizer: th.optim.Optimizer, reached: Sequence[Sequence[nn.Parameter]], names: Mapping[nn.Parameter, str]
     ):
         self.groups: list[FlatGroup] = []
-        self._originals: list[tuple[dict[str, Any], list[nn.Parameter], list[dict[str, th.Tensor]]]] = []
+        self._originals: list[tuple[list[nn.Parameter], list[dict[str, th.Tensor]]]] = []
         for group, parameters in zip(optimizer.param_groups, reached, strict=True):
             alike: dict[Any, list[nn.Parameter]] = {}
             for parameter in parameters:
@@ -113,7 +113,7 @@ class FlatAdam:
                 alike.setdefault(key, []).append(parameter)
             for flattened in alike.values():
                 states = [optimizer.state[parameter] for parameter in flattened]
-                self._originals.append((group, flattened, states))
+                self._originals.append((flattened, states))
                 columns = [flattened, *([state[name] for state in states] for name in ADAM_STATE if name in states[0])]
                 values, *moments = (th.cat([tensor.detach().flatten() for tensor in column]) for column in columns)
                 self.groups.append(
@@ -121,20 +121,15 @@ class FlatAdam:
                         names=[names[parameter] for parameter in flattened],
                         shapes=[parameter.shape for parameter in flattened],
                         options={name: group[name] for name in OPTIONS},
-                        learning_rate=th.empty((), dtype=th.float64, device=values.device),
+                        learning_rate=th.as_tensor(group["lr"], dtype=th.float64, device=values.device),
                         state=[values, *moments, states[0]["step"].double()],  # in eager mode, Adam computes with it in Python
                     )
                 )
 
-    def set_learning_rates(self) -> None:
-        """Copy the learning rates of the optimizer's groups, which callbacks and schedules change."""
-        for flat, (group, *_) in zip(self.groups, self._originals, strict=True):
-            flat.learning_rate.fill_(group["lr"])
-
     @th.no_grad()
     def copy_back(self, gradients: Sequence[th.Tensor] | None) -> None:
         """Set the parameters, the optimizer's state, and the ``grad`` of the parameters, for callbacks that read it."""
-        for number, (flat, (_, parameters, states)) in enumerate(zip(self.groups, self._originals, strict=True)):
+        for number, (flat, (parameters, states)) in enumerate(zip(self.groups, self._originals, strict=True)):
             values, *moments, n_steps = flat.state
             th._foreach_copy_([*parameters], flat.split(values))
             for name, moment in zip(ADAM_STATE, moments, strict=False):

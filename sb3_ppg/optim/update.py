@@ -77,11 +77,6 @@ class Update:
         has_hook = type(self.objective).after_policy_step is not Objective.after_policy_step
         self.acts_after_step = has_hook and self.kind == "policy"
 
-    @property
-    def is_compiled(self) -> bool:
-        """Return whether compiled code has taken steps or computed gradients."""
-        return self.compiled is not None and self.compiled.has_run
-
     def epoch(self, minibatches: Iterable[Any]) -> Epoch:
         """
         Take one optimizer step per minibatch, and one of the adversary before it. The losses stay on the device until the

@@ -22,8 +22,6 @@ from sb3_ppg.policies import VectorValueHead
 from sb3_ppg.policies.extractors import looks_at_the_batch
 from sb3_ppg.policies.heads import lacks_for_units
 
-COMPOSED = (spaces.Tuple, spaces.Dict, spaces.Sequence, spaces.Graph, spaces.Text, spaces.OneOf)  # of other spaces or lengths
-
 
 def check_environment(env: Any) -> None:
     """
@@ -49,7 +47,7 @@ def check_environment(env: Any) -> None:
         raise ArgumentError(f"{actions} actions are not supported, because they have {len(actions.shape)} axes: {remedy}")
     space: Any = getattr(env, "single_observation_space", getattr(env, "observation_space", None))
     parts = space.values() if isinstance(space, spaces.Dict) else [space]
-    is_composed = any(isinstance(part, COMPOSED) or (isinstance(part, spaces.Space) and part.shape is None) for part in parts)
+    is_composed = any(isinstance(part, spaces.Space) and part.shape is None for part in parts)  # of other spaces or lengths
     is_matrix = any(isinstance(part, spaces.MultiDiscrete) and len(part.shape) > 1 for part in parts)
     if is_composed or is_matrix or (isinstance(space, spaces.Box) and space.shape in ((), (0,))):
         remedy = "use gymnasium.wrappers.FlattenObservation, or an ObservationWrapper that gives a Box or a Dict of Boxes"
@@ -259,8 +257,10 @@ def aux_steps(model: PhasicInterface) -> tuple[float, float]:
     has_own_losses = any(getattr(cls, name) is not getattr(Objective, name) for name in methods)
     if model.n_aux_epochs == 0 or model.policy.has_memory or has_own_losses:
         return math.inf, 1.0
-    n_samples = model.n_steps * model.n_envs * (model.aux_buffer.capacity or model.n_policy_iterations)
-    return model.n_aux_epochs * math.ceil(n_samples / model.aux_samples_per_batch()), max(1.0, model.aux_lr_schedule(1) / 3e-4)
+    n_in_minibatch = model.prepare_sequences()
+    n_sequences = model.n_envs * (model.n_steps if model.aux_buffer.single_samples else 1)
+    n_sequences *= model.aux_buffer.capacity or model.n_policy_iterations
+    return model.n_aux_epochs * math.ceil(n_sequences / n_in_minibatch), max(1.0, model.aux_lr_schedule(1) / 3e-4)
 
 
 def advise_on_short_phases(model: PhasicInterface) -> None:

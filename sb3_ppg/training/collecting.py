@@ -45,8 +45,11 @@ def collect_steps(
     """
     self = model  # a name that SB3's callbacks read
     model.policy.set_training_mode(False)
-    if model._last_obs is None:  # a callback has called `set_env`
-        _reset(model, env)
+    if model._last_obs is None:  # a callback has called `set_env`: begin new episodes, as `learn` does
+        with statistics_protected(normalizers(env)):
+            model._last_obs, model._last_episode_starts = env.reset(), np.ones(env.num_envs, dtype=bool)
+            if not model.allow_nonfinite_observations:
+                check_first_observations(env, model._last_obs)
     model.objective.before_rollout(model._last_episode_starts)
     n_steps, n_new = 0, env.num_envs * n_processes()
     new_obs: Any
@@ -112,14 +115,6 @@ def collect_steps(
 def _check_same_env(model: PhasicInterface) -> None:
     if model._last_obs is None:
         raise ArgumentError("a callback called `set_env` in the middle of a rollout: call it in `_on_rollout_end`")
-
-
-def _reset(model: PhasicInterface, env: VecEnv) -> None:
-    """Begin new episodes, as ``learn`` does."""
-    with statistics_protected(normalizers(env)):
-        model._last_obs, model._last_episode_starts = env.reset(), np.ones(env.num_envs, dtype=bool)
-        if not model.allow_nonfinite_observations:
-            check_first_observations(env, model._last_obs)
 
 
 @unvalidated_distributions()

@@ -1,4 +1,4 @@
-"""Prepare rollouts for the epochs of both phases: advantages by newer values, and π_old."""
+"""Recompute the advantages of rollouts with newer values."""
 
 from typing import Any
 
@@ -6,11 +6,8 @@ import numpy as np
 import torch as th
 from stable_baselines3.common.utils import obs_as_tensor
 
-from sb3_ppg.actions import unvalidated_distributions
-from sb3_ppg.arrays import map_arrays, split
-from sb3_ppg.buffers.aux_buffer import AuxBuffer
+from sb3_ppg.arrays import map_arrays
 from sb3_ppg.buffers.rollouts import Rollout, batches
-from sb3_ppg.objectives import Objective
 from sb3_ppg.policies import PhasicActorCriticPolicy
 
 
@@ -39,22 +36,3 @@ def recompute_advantages(
     n_envs, _, *components = shape = rollout.arrays["old_values"].shape
     new = (values.cpu().numpy().reshape(shape), last_values.cpu().numpy().reshape(n_envs, *components))
     rollout.recompute(*new, gamma, gae_lambda)
-
-
-@th.no_grad()
-@unvalidated_distributions()
-def record_references(
-    policy: PhasicActorCriticPolicy,
-    objective: Objective,
-    aux_buffer: AuxBuffer,
-    n_sequences: int,
-    micro_batch_size: int | None,
-) -> None:
-    """
-    Record π_old, or other data that the auxiliary losses refer to, before the epochs. The micro-batches are the same as in the
-    epochs, so that rounding is the same and KL(π_old, π) starts at zero.
-    """
-    policy.set_training_mode(False)
-    aux_buffer.record(
-        lambda batch: th.cat([objective.recorded(policy, part) for part in split(batch, micro_batch_size)]), n_sequences
-    )

@@ -33,8 +33,7 @@ from sb3_ppg.training.exchange import RolloutExchange, start_together
 class Session:
     """State of a model that exists only while it learns."""
 
-    callback: BaseCallback | None = None  # set when the run has been prepared
-    has_begun: bool = False  # whether callbacks have been told that the run starts
+    callback: BaseCallback | None = None  # set when it has been told that the run starts
     run: str | None = None  # identifies the checkpoints of all its callbacks
     received_signal: int | None = None  # signal that asks this process to end
     has_checked_log_probs: bool = False  # of the first rollout
@@ -89,7 +88,7 @@ def _clean_up(model: PhasicInterface, callback: MaybeCallback, error: BaseExcept
         model._last_obs = None  # the environments have moved on, so they are reset
     if isinstance(error, Exception) and model.session is not None and n_processes() > 1:
         leave_group()
-    elif isinstance(error, (NonFiniteError, WorkerError)) and model.session is not None and model.session.has_begun:
+    elif isinstance(error, (NonFiniteError, WorkerError)) and model.session is not None and model.session.callback is not None:
         model.session.callback.on_training_end()  # checkpoints are saved, files closed
     for checkpoints in checkpoint_callbacks(callback):
         checkpoints.failed_mid_iteration = True

@@ -1,12 +1,14 @@
 """Rollouts that are used again: which ones, how often, with what advantages."""
 
 import itertools
+from functools import partial
 
 import numpy as np
 import pytest
 from stable_baselines3.common.buffers import RolloutBuffer
 
 from sb3_ppg import PPG, ArgumentError, PhasicCallback
+from sb3_ppg.arrays import map_arrays
 from sb3_ppg.buffers.replay import RolloutReplay
 from sb3_ppg.buffers.rollouts import POLICY_KEYS, Rollout
 from sb3_ppg.family import PAPERS_VALUES, with_preset
@@ -101,14 +103,6 @@ def make(kind: str = "vectors", **kwargs) -> PPG:
     return make_kind(kind, **settings | kwargs)
 
 
-def flat(arrays: dict) -> dict[str, np.ndarray]:
-    """Arrays in nested dictionaries by joined keys."""
-    found = {}
-    for name, value in arrays.items():
-        found |= {f"{name}.{key}": each for key, each in flat(value).items()} if isinstance(value, dict) else {name: value}
-    return found
-
-
 def test_without_learning_old_data_is_as_good_as_new():
     """With a learning rate of zero all policies are one: importance weights are one, the clip does nothing."""
     logged = learn_and_log(make(learning_rate=0.0, replay_kwargs=dict(policy_rollouts=3)), 5 * 16)
@@ -161,13 +155,10 @@ def test_saved_and_read_again(kind, tmp_path):
     assert len(other.replay.rollouts) == 3
     for each, same in zip(model.replay.rollouts, other.replay.rollouts, strict=True):
         assert each.uses == same.uses
-        ours, theirs = flat(each.arrays), flat(same.arrays)
-        assert ours.keys() == theirs.keys() and {"rewards", "episode_starts", "last_dones"} <= ours.keys()
-        for name, array in ours.items():
-            assert array.dtype == theirs[name].dtype
-            np.testing.assert_array_equal(array, theirs[name])
+        assert each.arrays.keys() == same.arrays.keys() >= {"rewards", "episode_starts", "last_dones"}
+        map_arrays(partial(np.testing.assert_array_equal, strict=True), each.arrays, same.arrays)
         if kind == "own arrays":
-            np.testing.assert_array_equal(theirs["marks"].ravel(), theirs["rewards"].ravel())
+            np.testing.assert_array_equal(same.arrays["marks"].ravel(), same.arrays["rewards"].ravel())
     model.update_advantages(each)
     other.update_advantages(same)
     np.testing.assert_array_equal(each.arrays["advantages"], same.arrays["advantages"])

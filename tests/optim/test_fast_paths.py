@@ -16,7 +16,6 @@ from torch.nn import functional as F
 from sb3_ppg import PPG, MaskablePPG
 from sb3_ppg.actions import unvalidated_distributions
 from sb3_ppg.optim.compiled import tracing
-from sb3_ppg.training.preparing import record_references
 from tests.helpers import (
     SMALL,
     VECTOR,
@@ -25,7 +24,6 @@ from tests.helpers import (
     collect,
     distributions_are_validated,
     epoch_of,
-    first_batch,
     losses_of,
     needs_compiler,
 )
@@ -34,9 +32,10 @@ from tests.helpers import make_on_images as make
 
 def gradients(model: PPG) -> dict[str, th.Tensor]:
     """Return the gradient of each phase's losses on the first minibatch."""
-    parameters, batch = [*model.policy.parameters()], first_batch(model, model.batch_size)
+    parameters, batch = [*model.policy.parameters()], next(epoch_of(model, model.batch_size))
     model.aux_buffer.add(model.latest_rollout().kept(model.aux_keys))
-    record_references(model.policy, model.objective, model.aux_buffer, 2, model.resolved_micro_batch_size())
+    model.policy.set_training_mode(False)
+    model.aux_buffer.record(partial(model.objective.recorded, model.policy), 2, model.resolved_micro_batch_size())
     with th.no_grad():  # for the KL not to be zero
         for parameter in parameters:
             parameter.mul_(1.05)
@@ -91,7 +90,7 @@ def test_bfloat16_is_for_the_features_alone():
         tensors += [state[name] for state in optimizer.state.values() for name in ("exp_avg", "exp_avg_sq")]
     assert {tensor.dtype for tensor in tensors} == {th.float32}
     collect(model)
-    losses = losses_of("joint_losses", model, first_batch(model, 16))
+    losses = losses_of("joint_losses", model, next(epoch_of(model, 16)))
     assert {value.dtype for value in (losses.total, *losses.terms.values())} == {th.float32}
 
 
