@@ -1,7 +1,7 @@
 """Phasic Policy Gradient for Stable-Baselines3."""
 
 from importlib.metadata import version
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sb3_ppg.buffers.rollout_buffers import NormalizedRewardDictRolloutBuffer, NormalizedRewardRolloutBuffer, RewardNormalizer
 from sb3_ppg.callbacks import PhasicCallback
@@ -47,12 +47,14 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    """Say where the classes of policies are, if one is imported by another name."""
-    if name.endswith("Policy"):
-        classes = [cls for algorithm in (PPG, RecurrentPPG, MaskablePPG) for cls in algorithm.policy_aliases.values()]
-        there = ", ".join(f"{cls.__module__}.{cls.__name__}" for cls in classes)
-        raise ImportError(
-            f"sb3_ppg has no {name}: `policy` takes a name, such as 'MlpPolicy', or a class derived from {there}"
-        )
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+if not TYPE_CHECKING:  # to a type checker, it would have every name
+
+    def __getattr__(name: str) -> Any:
+        """Say where the classes of policies are, if one is imported by another name."""
+        if name.endswith("Policy"):
+            classes = [cls for algorithm in (PPG, RecurrentPPG, MaskablePPG) for cls in algorithm.policy_aliases.values()]
+            there = ", ".join(f"{cls.__module__}.{cls.__name__}" for cls in classes)
+            raise ImportError(
+                f"sb3_ppg has no {name}: `policy` takes a name, such as 'MlpPolicy', or a class derived from {there}"
+            )
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

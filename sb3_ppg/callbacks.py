@@ -36,6 +36,8 @@ class PhasicCallback(BaseCallback):
     epochs) and, from the first epoch on, ``losses`` (means over the latest epoch, by the names of ``aux/...``).
     """
 
+    model: Any  # a PPG
+
     @override
     def _on_step(self) -> bool:
         return True

@@ -78,7 +78,7 @@ class MaskablePhasicActorCriticPolicy(PhasicActorCriticPolicy):
         episode_start: np.ndarray | None = None,
         deterministic: bool = False,
         action_masks: np.ndarray | None = None,
-    ) -> tuple[np.ndarray, tuple[np.ndarray, ...] | None]:
+    ) -> tuple[Any, tuple[np.ndarray, ...] | None]:
         """Choose actions as ``PhasicActorCriticPolicy`` does, under masks, which may be the fifth argument."""
         return super().predict(observation, state, episode_start, deterministic, action_masks=action_masks)
 
@@ -132,7 +132,7 @@ class MaskablePPG(PPG):
         self,
         total_timesteps: int,
         callback: MaybeCallback = None,
-        log_interval: int = 1,
+        log_interval: int | None = 1,
         tb_log_name: str | None = None,
         reset_num_timesteps: bool = True,
         use_masking: bool = True,
@@ -165,7 +165,7 @@ class MaskablePPG(PPG):
         *,
         epsilon: float = 0.0,
         temperature: Any = 1.0,
-    ) -> tuple[np.ndarray, tuple[np.ndarray, ...] | None]:
+    ) -> tuple[Any, tuple[np.ndarray, ...] | None]:
         """
         Choose actions, like ``PPG.predict``.
 

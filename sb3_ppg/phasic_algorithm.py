@@ -1,7 +1,6 @@
 """The base class of PPG: training loop and files, as Stable-Baselines3 has them."""
 
 import copy
-import inspect
 import io
 import time
 from collections import deque
@@ -22,7 +21,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.save_util import load_from_zip_file
-from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, TensorDict
+from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback
 from stable_baselines3.common.utils import FloatSchedule
 from stable_baselines3.common.vec_env import VecEnv
 from typing_extensions import override
@@ -42,7 +41,7 @@ from sb3_ppg.environments.watched import TimeLimits, check_first_observations, i
 from sb3_ppg.errors import ArgumentError, WorkerError, warn
 from sb3_ppg.objectives import find_objective, make_objective, objective_name
 from sb3_ppg.offline.warm_start import fit_to_data
-from sb3_ppg.optim.diagnostics import Everywhere, forget_written, logger_of_run, record_all
+from sb3_ppg.optim.diagnostics import Everywhere, forget_written, record_all, set_logger_of_run
 from sb3_ppg.phasic_interface import PhasicInterface
 from sb3_ppg.play import Player
 from sb3_ppg.policies import MlpPolicy
@@ -184,14 +183,15 @@ class PhasicAlgorithm(PhasicInterface):
         self,
         total_timesteps: int,
         callback: MaybeCallback = None,
-        log_interval: int = 1,
+        log_interval: int | None = 1,
         tb_log_name: str | None = None,
         reset_num_timesteps: bool = True,
         progress_bar: bool = False,
     ) -> Self:
         """
-        Train as in SB3; ``tb_log_name`` is by default the algorithm's name. If ``total_timesteps`` ends within a phase, its
-        rollouts have trained the policy, and are kept for the auxiliary phase of the next call.
+        Train as in SB3; ``tb_log_name`` is by default the algorithm's name, and with ``log_interval=None`` nothing is logged.
+        If ``total_timesteps`` ends within a phase, its rollouts have trained the policy, and are kept for the auxiliary phase
+        of the next call.
 
         :raises ArgumentError: if attributes cannot work together
         :raises NonFiniteError: if an observation, a reward, a loss or a gradient is NaN or infinite. After this error and
@@ -207,12 +207,12 @@ class PhasicAlgorithm(PhasicInterface):
                 self.set_prior(SELF)
             name = tb_log_name or type(self).__name__
             self.session.is_logged = log_interval is not None
-            super().learn(total_timesteps, callback, log_interval, name, reset_num_timesteps, progress_bar)
+            super().learn(total_timesteps, callback, cast(int, log_interval), name, reset_num_timesteps, progress_bar)
         return self
 
-    def _begin(self, on_training_start: Callable[..., None], *args: Any) -> None:
+    def _begin(self, callback: BaseCallback, on_training_start: Callable[..., None], *args: Any) -> None:
         on_training_start(*args)
-        self.session.has_begun = True
+        self.session.callback = callback
 
     def _log_and_end(self, on_training_end: Callable[[], None]) -> None:
         """End a run, after its last values have been written, which SB3 would lose: it dumps the log before each update."""
@@ -288,10 +288,7 @@ class PhasicAlgorithm(PhasicInterface):
                 self._logger, self._custom_logger = Logger(folder=None, output_formats=[]), True
         assert self.env is not None
         with statistics_protected(normalizers(self.env)):
-            if not self._custom_logger:
-                options = (self._log_folder, self.tensorboard_log, self.verbose)
-                self._logger = logger_of_run(*options, tb_log_name, reset_num_timesteps)
-                self._log_folder = self._logger.dir or ""
+            set_logger_of_run(self, tb_log_name, reset_num_timesteps)
             is_custom: Any = self._custom_logger
             self._custom_logger = cast(bool, "ours")  # so that SB3 makes no other
             try:
@@ -303,14 +300,13 @@ class PhasicAlgorithm(PhasicInterface):
             forget_written(self.logger)
             for name in ("ep_info_buffer", "ep_success_buffer"):  # which are longer in a rollout of several processes
                 setattr(self, name, deque(getattr(self, name), self._stats_window_size))
+            if not self.allow_nonfinite_observations:
+                check_first_observations(self.env, self._last_obs)
             if self.session is not None:
-                self.session.callback = started[1]
-                begun = partial(self._begin, started[1].on_training_start)
+                begun = partial(self._begin, started[1], started[1].on_training_start)
                 self.session.undone.enter_context(patch.object(started[1], "on_training_start", begun))
                 ended = partial(self._log_and_end, started[1].on_training_end)
                 self.session.undone.enter_context(patch.object(started[1], "on_training_end", ended))
-            if not self.allow_nonfinite_observations:
-                check_first_observations(self.env, self._last_obs)
         return started
 
     @override
@@ -320,9 +316,9 @@ class PhasicAlgorithm(PhasicInterface):
         self._current_progress_remaining = max(0.0, self._current_progress_remaining)
 
     @override
-    def set_env(self, env: GymEnv, force_reset: bool = True) -> None:
+    def set_env(self, env: GymEnv | VectorEnv | str, force_reset: bool = True) -> None:
         is_another = env is not self.env
-        super().set_env(env, force_reset)
+        super().set_env(cast(GymEnv, env), force_reset)
         if force_reset and is_another:
             self.time_limits = TimeLimits()
         if self.session is None and "rollout_buffer" in vars(self):  # in a run, a rollout is learned from first
@@ -357,7 +353,7 @@ class PhasicAlgorithm(PhasicInterface):
         epsilon: float = 0.0,
         temperature: Any = 1.0,
         **context: Any,
-    ) -> tuple[np.ndarray, tuple[np.ndarray, ...] | None]:
+    ) -> tuple[Any, tuple[np.ndarray, ...] | None]:
         """
         Choose actions, like SB3's ``predict``, but with gSDE each sample has noise of its own, not that of the last rollout.
 
@@ -365,6 +361,8 @@ class PhasicAlgorithm(PhasicInterface):
             ``Player``
         :param temperature: T > 0: actions are sampled from π(a|s)^(1/T), normalized; see ``Player``
         :param context: other arguments of the policy's ``predict``
+        :return: actions as environments take them: an array; for Dict and Tuple actions, an action or a list of actions. And
+            the state for the next call
         :raises ArgumentError: if arguments cannot work, such as an ``epsilon`` without ``deterministic``
         """
         if epsilon or temperature != 1:
@@ -404,11 +402,21 @@ class PhasicAlgorithm(PhasicInterface):
 
     @classmethod
     @override
-    def load(cls, path: str | Path | io.BufferedIOBase, *args: Any, **kwargs: Any) -> Self:
+    def load(
+        cls,
+        path: str | Path | io.BufferedIOBase,
+        env: GymEnv | VectorEnv | str | None = None,
+        device: th.device | str = "auto",
+        custom_objects: dict[str, Any] | None = None,
+        print_system_info: bool = False,
+        force_reset: bool = True,
+        **kwargs: Any,
+    ) -> Self:
         """
         Load a model, like SB3's ``load``, but leave the global random generators unchanged unless ``seed`` is given.
 
         :param path: path of the zip file, or a stream
+        :param kwargs: arguments and attributes that differ from those in the file
         :raises FileNotFoundError: if there is no file
         :raises ModelFormatError: if the file is damaged, or of another class or a newer version
         :raises ArgumentError: if arguments cannot work, or if ``objective`` has other parameters than the file
@@ -417,10 +425,10 @@ class PhasicAlgorithm(PhasicInterface):
         if "objective" in kwargs:
             kwargs["objective"] = find_objective(kwargs["objective"])
         kwargs = {ATTRIBUTES.get(name, name): value for name, value in kwargs.items()}
-        given = kwargs.keys() - inspect.signature(super().load).parameters.keys()
-        with checked_model_file(path, cls, given) as file, nullcontext() if "seed" in kwargs else generators_kept():
+        others = (cast(GymEnv | None, env), device, custom_objects, print_system_info, force_reset)
+        with checked_model_file(path, cls, kwargs.keys()) as file, nullcontext() if "seed" in kwargs else generators_kept():
             try:
-                model = super().load(file, *args, **kwargs)
+                model = super().load(file, *others, **kwargs)
             except (ValueError, RuntimeError) as error:
                 texts = ("size of optimizer's group", "different number of parameter groups")
                 if "objective_class" not in kwargs and any(text in str(error) for text in texts):
@@ -441,7 +449,10 @@ class PhasicAlgorithm(PhasicInterface):
 
     @override
     def set_parameters(
-        self, load_path_or_dict: str | TensorDict, exact_match: bool = True, device: th.device | str = "auto"
+        self,
+        load_path_or_dict: str | Path | io.BufferedIOBase | dict[str, Any],
+        exact_match: bool = True,
+        device: th.device | str = "auto",
     ) -> None:
         """
         Set parameters, like SB3's ``set_parameters``. If there is an error, all parameters stay unchanged.

@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch as th
+from gymnasium.vector import VectorEnv
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import GymEnv, Schedule
 from typing_extensions import override
@@ -63,14 +64,14 @@ class RecurrentPPG(PPG):
 
     def __init__(
         self,
-        policy: str | type[RecurrentPhasicActorCriticPolicy],
-        env: GymEnv | str,
+        policy: str | type[BasePolicy],
+        env: GymEnv | VectorEnv | str,
         learning_rate: float | Schedule = 3e-4,
         n_steps: int = 128,
         batch_size: int = 128,
         n_epochs: int = 10,
-        gamma: float = 0.99,
-        gae_lambda: float = 0.95,
+        gamma: float | list[float] = 0.99,
+        gae_lambda: float | list[float] = 0.95,
         clip_range: float | Schedule | None = 0.2,
         *args: Any,
         recompute_states: bool = True,

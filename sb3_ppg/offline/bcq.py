@@ -24,7 +24,7 @@ from sb3_ppg.errors import ArgumentError, NonFiniteLossError
 from sb3_ppg.offline import losses
 from sb3_ppg.offline.data import check_normalizer, fit_normalizers, load_dataset
 from sb3_ppg.offline.policies import BCQPolicy, CnnPolicy, MlpPolicy, MultiInputPolicy
-from sb3_ppg.optim.diagnostics import logger_of_run
+from sb3_ppg.optim.diagnostics import set_logger_of_run
 from sb3_ppg.saving.files import mark
 
 
@@ -214,10 +214,7 @@ class BCQ(OffPolicyAlgorithm):
             self.num_timesteps = 0
         total_timesteps += self.num_timesteps
         self._total_timesteps, self._num_timesteps_at_start = total_timesteps, self.num_timesteps
-        if not self._custom_logger:
-            options = (self._log_folder, self.tensorboard_log, self.verbose)
-            self._logger = logger_of_run(*options, tb_log_name, reset_num_timesteps)
-            self._log_folder = self._logger.dir or ""
+        set_logger_of_run(self, tb_log_name, reset_num_timesteps)
         with patch("stable_baselines3.common.base_class.ProgressBarCallback", _ProgressBar):
             callback = self._init_callback(callback, progress_bar)
         callback.on_training_start(locals(), globals())

@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from functools import partial
 from itertools import chain
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch as th
@@ -101,7 +101,7 @@ def last_states(
     return tuple(after)
 
 
-class RecurrentPhasicActorCriticPolicy(PhasicActorCriticPolicy, RecurrentActorCriticPolicy):  # type: ignore[misc] # SB3's
+class RecurrentPhasicActorCriticPolicy(PhasicActorCriticPolicy, RecurrentActorCriticPolicy):
     """
     sb3-contrib's recurrent policy (features extractor, LSTM, layers of ``net_arch``, heads) with what PPG adds. Its methods
     take B samples: whole sequences of equal length, one after the other.
@@ -134,6 +134,9 @@ class RecurrentPhasicActorCriticPolicy(PhasicActorCriticPolicy, RecurrentActorCr
     trunk_class: ClassVar[type[MlpExtractor]] = MlpExtractor  # policy and value function share the network up to the LSTM
     lstm_critic: nn.LSTM | None
     critic: nn.Linear | None
+    if TYPE_CHECKING:  # else a type checker refuses the mixins of users, because SB3 and sb3-contrib disagree
+        _predict: Any
+        evaluate_actions: Any
 
     def __init__(
         self,
@@ -314,9 +317,9 @@ class RecurrentPhasicActorCriticPolicy(PhasicActorCriticPolicy, RecurrentActorCr
         return RNNStates((zeros, zeros), (zeros, zeros))
 
 
-class RecurrentPhasicActorCriticCnnPolicy(PhasicActorCriticCnnPolicy, RecurrentPhasicActorCriticPolicy):  # type: ignore[misc]
+class RecurrentPhasicActorCriticCnnPolicy(PhasicActorCriticCnnPolicy, RecurrentPhasicActorCriticPolicy):
     """``RecurrentPhasicActorCriticPolicy`` for images, by default with SB3's ``NatureCNN``; "dual", unlike ``CnnPolicy``."""
 
 
-class RecurrentMultiInputPhasicActorCriticPolicy(MultiInputPhasicActorCriticPolicy, RecurrentPhasicActorCriticPolicy):  # type: ignore[misc]
+class RecurrentMultiInputPhasicActorCriticPolicy(MultiInputPhasicActorCriticPolicy, RecurrentPhasicActorCriticPolicy):
     """``RecurrentPhasicActorCriticPolicy`` for dictionaries, by default with SB3's ``CombinedExtractor``."""

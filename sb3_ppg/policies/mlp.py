@@ -120,6 +120,7 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
     input_keys: ClassVar[tuple[str, ...]] = ()  # fields of a batch that `network_inputs` reads in addition to observations
     has_memory: ClassVar[bool] = False  # whether it needs earlier samples of an episode to evaluate one
     trunk_class: ClassVar[type[MlpExtractor]] = SharedTrunk  # base class of ``mlp_extractor`` in one network
+
     mixed_precision: MixedPrecision | None = None
     temperature: Any = 1.0  # temperature of the action distribution; only `Player` sets it, in a copy
     value_net: ValueHead
@@ -566,9 +567,6 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
 
     def next_values(self, batch: Any) -> th.Tensor:
         """Return V of the observations after a step, with the memory after it: (n_envs, 1), for vector rewards (n_envs, K)."""
-        actor = None if th.is_grad_enabled() else self.numpy_actor()
-        if actor is not None:
-            return th.from_numpy(actor.values(batch.observations.numpy()))
         return self.value_net(self.evaluate_batch(batch, reads=("latent_vf",)).latent_vf)
 
     def numpy_actor(self) -> NumpyActor | None:
@@ -634,7 +632,7 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
         episode_start: np.ndarray | None = None,
         deterministic: bool = False,
         **context: Any,
-    ) -> tuple[np.ndarray, tuple[np.ndarray, ...] | None]:
+    ) -> tuple[Any, tuple[np.ndarray, ...] | None]:
         """
         Choose actions, with SB3's arguments, of which ``state`` and ``episode_start`` are for policies with memory.
 

@@ -144,11 +144,6 @@ class NumpyActor:
                 return actions
         return None
 
-    def values(self, observations: np.ndarray) -> np.ndarray:
-        """Return V(s), (B, number of values)."""
-        layers = self._pi_layers if self._vf_layers is None else self._vf_layers
-        return _through(self._value_layers, _through(layers, self._encode(observations)))
-
 
 # ---- networks ----
 
