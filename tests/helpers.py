@@ -279,11 +279,6 @@ def epoch_of(model: PPG, size: int) -> Iterator[Any]:
     return batches([rollout.select(name for name in model.policy_keys if name in rollout.arrays)], parts, length, model.device)
 
 
-def first_batch(model: PPG, size: int) -> Any:
-    """The first of these minibatches."""
-    return next(epoch_of(model, size))
-
-
 def auxiliary_batch_sizes(model: PPG, total_timesteps: int) -> list[int]:
     """Train, and return the number of samples of each forward pass of the auxiliary losses."""
     calls = calls_of(model.objective, "auxiliary_losses")

@@ -14,12 +14,12 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import ClipAction, NormalizeReward
 from gymnasium.wrappers.vector import NormalizeReward as NormalizeVectorReward
 from stable_baselines3.common.env_util import make_vec_env
-from stable_baselines3.common.torch_layers import FlattenExtractor
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecFrameStack, VecNormalize
 
 from sb3_ppg import PPG, ArgumentError, check
 from sb3_ppg.environments import GymnasiumVecEnv
 from tests.helpers import VECTOR, RandomEnv, StepsChanged, image_space, run
+from tests.test_coming_from_ppo import Fills
 
 
 class Right(gym.Env):
@@ -115,11 +115,6 @@ class Filters(Right):
 class Fails(Right):
     def reward(self):
         raise RuntimeError("no simulator")
-
-
-class WithoutNaN(FlattenExtractor):
-    def forward(self, observations):
-        return super().forward(observations).nan_to_num()
 
 
 def with_(base=Right, **methods):
@@ -245,7 +240,7 @@ def test_what_ppg_refuses_is_an_error_with_its_remedy():
             PPG("MultiInputPolicy" if isinstance(make().observation_space, spaces.Dict) else "MlpPolicy", make())
         (finding,) = check(make).findings
         assert finding.level == "error" and finding.seen.endswith(str(refusal.value)) and not finding.remedy
-    extractor = dict(features_extractor_class=WithoutNaN)
+    extractor = dict(features_extractor_class=Fills)
     assert found(NAN, allow_nonfinite_observations=True, policy_kwargs=extractor) == {"policy": "advice"}
 
 
@@ -268,6 +263,7 @@ def test_a_report_shows_each_finding_with_its_remedy():
     said = str(report)
     assert report.ends.keys() == {"terminated"} and said.startswith(f"Changed: episodes: {report.ends['terminated']} term")
     assert "`ignore_terminations`=9\n" in said and said.index("warning ") < said.index("advice ")
+    assert ", a step takes " in said and said.isascii()  # so that every system can write it into a file
     with pytest.raises(ArgumentError, match="is no environment"):
         check(3)
 

@@ -1,6 +1,7 @@
 """MaskablePPG: masked actions are never taken and have no effect on a loss."""
 
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 import pytest
@@ -14,8 +15,6 @@ from stable_baselines3.common.torch_layers import FlattenExtractor
 from stable_baselines3.common.vec_env import SubprocVecEnv, VecNormalize
 
 from sb3_ppg import PPG, ArgumentError, MaskablePPG, NormalizedRewardRolloutBuffer
-from sb3_ppg.policies import MlpPolicy
-from sb3_ppg.training.preparing import record_references
 from tests.helpers import (
     MASKED_ACTIONS,
     SMALL,
@@ -95,7 +94,8 @@ def test_the_auxiliary_phase_knows_the_masks_of_its_samples(actions):
     stored = model.aux_buffer.rollouts[0].arrays["action_masks"]
     assert stored.dtype == bool
     np.testing.assert_array_equal(stored, np.stack([inputs["action_masks"] for _, inputs in acts], axis=1))
-    record_references(model.policy, model.objective, model.aux_buffer, 1, None)
+    model.policy.set_training_mode(False)
+    model.aux_buffer.record(partial(model.objective.recorded, model.policy), 1)
     for batch in model.aux_buffer.minibatches(1):
         assert losses_of("auxiliary_losses", model, batch, value_unit=1.0).terms["kl"].item() == pytest.approx(0, abs=1e-7)
         taken = th.exp(batch.recorded[~batch.action_masks])
@@ -182,14 +182,9 @@ class Unmasked(CategoricalDistribution):
 
 
 def test_what_cannot_work_is_refused_by_name():
-    for policy, kwargs, message in (
-        (MlpPolicy, {}, "is not for MaskablePPG: use one of 'MlpPolicy'"),
-        ("MlpPolicy", dict(rollout_buffer_class=NormalizedRewardRolloutBuffer), "class`=.*MaskableRolloutBuffer"),
-        (
-            "MlpPolicy",
-            dict(policy_kwargs=dict(distribution_class=Unmasked)),
-            "Unmasked cannot work with masks: it has no",
-        ),
+    for kwargs, message in (
+        (dict(rollout_buffer_class=NormalizedRewardRolloutBuffer), "class`=.*MaskableRolloutBuffer"),
+        (dict(policy_kwargs=dict(distribution_class=Unmasked)), "Unmasked cannot work with masks: it has no"),
     ):
         with pytest.raises(ArgumentError, match=message):
-            make(policy, **kwargs)
+            make(**kwargs)

@@ -22,7 +22,6 @@ from tests.helpers import (
     calls_of,
     collect,
     epoch_of,
-    first_batch,
     random_envs,
 )
 
@@ -244,7 +243,7 @@ def test_where_the_value_functions_gradient_goes(kwargs, policy_phase, auxiliary
     """Check whether it reaches the policy's LSTM from each loss of the policy phase and in the auxiliary phase."""
     model = make(policy_kwargs=kwargs)
     collect(model)
-    batch = first_batch(model, 8)
+    batch = next(epoch_of(model, 8))
     model.aux_buffer.add(model.latest_rollout().kept(model.aux_keys))
     _, aux_batch = next(model.aux_buffer.batches(np.arange(2), 2))
 
@@ -279,7 +278,6 @@ def test_what_cannot_work_is_refused_by_name():
         (dict(policy_kwargs=dict(lstm_kwargs=dict(bidirectional=True))), "lstm_kwargs.*bidirectional"),
         (dict(n_steps=7, batch_size=6), "`batch_size`=6 cannot work.*equal parts of `n_steps`=7 steps, and here of 1 at most"),
         (dict(recompute_states="yes"), "`recompute_states`='yes' cannot work"),
-        (dict(policy="MlpPolicy"), "'MlpPolicy' is not for RecurrentPPG: use one of 'MlpLstmPolicy'"),
         (dict(rollout_buffer_class=NormalizedRewardRolloutBuffer), "rollout_buffer_class.*SequenceRolloutBuffer"),
     ):
         with pytest.raises(ArgumentError, match=message):

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 import yaml
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, ScalarFormatter
 
@@ -38,30 +37,6 @@ def page(title: str, *paragraphs: str) -> str:
 def table(head: Sequence[Any], rows: Iterable[Sequence[Any]]) -> str:
     """Return a table in Markdown."""
     return "\n".join(f"| {' | '.join(map(str, row))} |" for row in [head, ["---"] * len(head), *rows])
-
-
-def finish(axes: Axes, title: str, xlabel: str, ylabel: str, legend: Any = None) -> None:
-    """
-    Add titles, a grid and a legend.
-
-    :param legend: its place; None: there is none
-    """
-    axes.set(title=title, xlabel=xlabel, ylabel=ylabel)
-    axes.grid(alpha=0.3)
-    if legend is not None and axes.has_data():
-        axes.legend(loc=legend)
-
-
-def draw_seeds(axes: Axes, values: pd.DataFrame, label: str, color: str, band: Sequence[np.ndarray] = ()) -> None:
-    """
-    Draw the mean of several seeds, and a band around it.
-
-    :param values: (n_points, n_seeds), against its index
-    :param band: lower and upper bounds, (n_points,); empty: the range of the seeds
-    """
-    low, high = band or (values.min(axis=1), values.max(axis=1))
-    axes.plot(values.index, values.mean(axis=1), label=label, color=color)
-    axes.fill_between(values.index, low, high, alpha=0.2, color=color)
 
 
 class Comparison(NamedTuple):
@@ -188,8 +163,13 @@ class Comparison(NamedTuple):
         figure = Figure(figsize=(10, 4.2 + 0.25 * n_rows), dpi=110, layout="constrained")
         for axes, view in zip(figure.subplots(1, 2, sharey=True), VIEWS, strict=True):
             for (name, returns), color in zip(self.curves(view).items(), COLORS * len(self.settings), strict=False):
-                draw_seeds(axes, returns, f"{textwrap.shorten(name, 100)}, {returns.shape[1]} seeds", color, _band(returns))
-            finish(axes, "", *(("steps", "return") if view == "steps" else (f"{self.clock} seconds", "")))
+                label = f"{textwrap.shorten(name, 100)}, {returns.shape[1]} seeds"
+                axes.plot(returns.index, returns.mean(axis=1), label=label, color=color)
+                axes.fill_between(returns.index, *_band(returns), alpha=0.2, color=color)
+            axes.set(
+                xlabel="steps" if view == "steps" else f"{self.clock} seconds", ylabel="return" if view == "steps" else ""
+            )
+            axes.grid(alpha=0.3)
             axes.xaxis.set_major_formatter(EngFormatter(sep="") if view == "steps" else ScalarFormatter())
             axes.set_xlim(left=0)
         figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=n_columns)
@@ -198,11 +178,11 @@ class Comparison(NamedTuple):
         return figure
 
 
-def _band(returns: pd.DataFrame) -> Sequence[np.ndarray]:
-    """Return the bounds of the bootstrap interval of the mean at each point, if there are enough seeds for one."""
+def _band(returns: pd.DataFrame) -> tuple[Any, Any]:
+    """Return the bounds of the bootstrap interval of the mean at each point; with too few seeds for one, of their range."""
     n_seeds = returns.shape[1]
     if n_seeds < MIN_SEEDS:
-        return ()
+        return returns.min(axis=1), returns.max(axis=1)
     drawn = np.random.default_rng(0).integers(n_seeds, size=(BOOTSTRAPS, n_seeds))
     low, high = np.quantile(returns.to_numpy()[:, drawn].mean(axis=2), [0.025, 0.975], axis=1)
     return low, high

@@ -19,10 +19,20 @@ from sb3_ppg.comparison.evaluations import Evaluations
 from sb3_ppg.errors import ArgumentError
 
 FINISHED = "finished"  # file in the folder of a run that has ended well
-# `sb3-ppg`, which ends with the process that has started it, even if that is killed: then its input ends
+# `sb3-ppg`, which ends with the process that has started it, even if that is killed: then its input ends. On Windows, a thread
+# that reads the input blocks imports of NumPy (numpy#24290), so it waits for the process
 PROGRAM = """
 import os, sys, threading
-threading.Thread(target=lambda: (sys.stdin.read(), os._exit(1)), daemon=True).start()
+def end():
+    try:
+        if sys.platform == "win32":
+            import psutil
+            psutil.Process(int(os.environ["SB3_PPG_PARENT"])).wait()
+        else:
+            sys.stdin.read()
+    finally:
+        os._exit(1)
+threading.Thread(target=end, daemon=True).start()
 from sb3_ppg.zoo.launcher import main
 main()
 """
@@ -74,9 +84,11 @@ class Run:
         no_checkpoint = ["--save-freq", str(2 * self.n_timesteps)]
         words = ["train", "--num-threads", "1", *no_checkpoint, *self.options, "--run-folder", str(self.folder)]
         command = [self.python, "-c", PROGRAM, *words, "-params", *self.params, f"callback:{callback}"]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "SB3_PPG_PARENT": str(os.getpid())}
+        alone = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)  # on Windows, where there are no sessions
         streams: dict[str, Any] = dict(stdin=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
         with (self.folder / "log.txt").open("a") as log:
-            return subprocess.Popen(command, stdout=log, env={**os.environ, "OMP_NUM_THREADS": "1"}, **streams)
+            return subprocess.Popen(command, stdout=log, env=environment, creationflags=alone, **streams)
 
     def finish(self, status: int) -> None:
         """Mark the run as finished, or raise an ``ArgumentError`` if its process has failed."""

@@ -10,11 +10,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 from gymnasium import spaces
-from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import KVWriter, filter_excluded_keys
 from typing_extensions import override
 
-from sb3_ppg import PPG
+from sb3_ppg import PPG, PhasicCallback
 from sb3_ppg.training.checks import aux_steps
 
 LOGGED = "logged_values.jsonl"  # in the folder of a run: a line of JSON for each row of the log
@@ -83,7 +82,7 @@ SIGNS = [
 ]
 
 
-class LogFile(BaseCallback, KVWriter):
+class LogFile(PhasicCallback, KVWriter):
     """
     Appends the numbers that a run logs to the file in its folder, and two of its own: ``rollout/hidden_limit``, and
     ``aux/optimizer_steps`` unless ``is_own_entry``: our files were run as they are.
@@ -98,10 +97,6 @@ class LogFile(BaseCallback, KVWriter):
     @override
     def _on_training_start(self) -> None:
         self.logger.output_formats.append(self)
-
-    @override
-    def _on_step(self) -> bool:
-        return True
 
     @override
     def write(self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0) -> None:

@@ -85,7 +85,7 @@ class Manager(ExperimentManager):
 
     def __init__(self, args: argparse.Namespace, algo: str, env_id: str, *others: Any, **options: Any):
         self.is_ours = algo in FAMILY
-        self.is_masked = self.is_ours and issubclass(FAMILY[algo].algorithm, MaskablePPG)
+
         self.config_file: TextIO | None = None  # of the run, which is locked while it is open
         self.n_steps_before = 0  # steps at the checkpoint from which a run goes on
         self.first_monitor = 0  # number of the first monitor file
@@ -323,7 +323,7 @@ class Manager(ExperimentManager):
     @override
     def create_callbacks(self) -> None:
         """Evaluate under action masks, in comparisons, too, and keep the evaluations of a run that goes on."""
-        evaluating = _MaskableEvaluations if self.is_masked else EvalCallback if self.algo in OFFLINE else _Evaluations
+        evaluating = EvalCallback if self.algo in OFFLINE else _Evaluations  # whose training has no steps of the environment
         with patch.object(rl_zoo3.exp_manager, "EvalCallback", evaluating):
             super().create_callbacks()
         for callback in self.callbacks:
@@ -461,8 +461,6 @@ class Manager(ExperimentManager):
 
     @override
     def hyperparameters_optimization(self) -> None:
-        ours = _MaskableTrialEvaluations if self.is_masked else _TrialEvaluations
-        evaluating = TrialEvalCallback if self.algo in OFFLINE else ours  # whose training has no steps of the environment
         samplers = rl_zoo3.exp_manager.HYPERPARAMS_SAMPLER
         sampler = samplers[self.algo]
 
@@ -472,6 +470,7 @@ class Manager(ExperimentManager):
             return sampled | with_networks(self._hyperparams, sampled.get("policy_kwargs", {}))
 
         own = {self.algo: sample} if self.is_ours or self.algo in OFFLINE else {}
+        evaluating = TrialEvalCallback if self.algo in OFFLINE else _TrialEvaluations
         with patch.object(rl_zoo3.exp_manager, "TrialEvalCallback", evaluating), patch.dict(samplers, own):
             super().hyperparameters_optimization()
         if self.study is not None:  # its trials have run in this process
@@ -528,11 +527,16 @@ def load_prior(path: Path, model: PPG) -> BaseAlgorithm:
     return agent
 
 
-class _Evaluations(EvalCallback):
+class _Evaluations(MaskableEvalCallback):
     """
-    Gives up an evaluation with an episode of more steps than ``LONGEST`` and the training: in some environments, such as the
-    game 2048, an agent may repeat an action without effect forever.
+    Evaluates under action masks if the model takes them. Gives up an evaluation with an episode of more steps than ``LONGEST``
+    and the training: in some environments, such as the game 2048, an agent may repeat an action without effect forever.
     """
+
+    @override
+    def _init_callback(self) -> None:
+        super()._init_callback()
+        self.use_masking = isinstance(self.model, MaskablePPG)
 
     @override
     def _log_success_callback(self, locals_: dict[str, Any], globals_: dict[str, Any]) -> None:
@@ -558,10 +562,6 @@ class _EndlessEpisode(Exception):
     """Raised in an evaluation that would not end."""
 
 
-class _MaskableEvaluations(_Evaluations, MaskableEvalCallback):
-    """Evaluates under action masks."""
-
-
 class _TrialEvaluations(TrialEvalCallback, _Evaluations):
     """Evaluates the trials of a search."""
 
@@ -569,7 +569,3 @@ class _TrialEvaluations(TrialEvalCallback, _Evaluations):
     def _init_callback(self) -> None:
         super()._init_callback()
         keep_floats(self.model)
-
-
-class _MaskableTrialEvaluations(TrialEvalCallback, _MaskableEvaluations):
-    """Evaluates the trials of a search under action masks."""

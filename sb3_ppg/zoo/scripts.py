@@ -14,7 +14,6 @@ from unittest.mock import patch
 
 import gymnasium
 import numpy as np
-import rl_zoo3.train
 import torch as th
 import yaml
 from huggingface_sb3 import EnvironmentName
@@ -42,15 +41,6 @@ from sb3_ppg.zoo.registration import ffmpeg_on_path
 from sb3_ppg.zoo.resuming import n_steps_of
 
 OFF_POLICY = {name for name, algorithm in ALGOS.items() if issubclass(algorithm, OffPolicyAlgorithm)} - {*OFFLINE}
-
-
-def train() -> None:
-    """Run the script, if its environment exists."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--env", default="CartPole-v1")
-    args, _ = parser.parse_known_args()
-    environment_maker(args.env)
-    rl_zoo3.train.train()
 
 
 def acting_with_epsilon(epsilon: float) -> AbstractContextManager:
@@ -91,20 +81,19 @@ def record_training() -> None:
     parser.add_argument("-o", "--output-folder", type=Path)
     parser.add_argument("--exp-id", type=int, default=0)
     args, _ = parser.parse_known_args()
-    is_asked_for_help = {"-h", "--help"} & {*sys.argv}
-    run, which = "", (args.exp_id, args.folder, args.algo, args.env)
-    if not is_asked_for_help:
-        kinds: list[Any] = [(), (True,), (False, None, True)]  # last model, best one, last checkpoint: it may have one alone
-        for kind in kinds:
-            with suppress(ArgumentError):
-                run = utils.get_model_path(*which, *kind)[2]
-                break
-        else:
-            utils.get_model_path(*which)  # which says what there is
+    runs = Path(args.folder, args.algo)
+    number = args.exp_id or utils.get_latest_run_id(str(runs), args.env)
+    run = runs / f"{args.env}_{number}" if number > 0 else runs
+    environment_maker(args.env.gym_id)
+    has_models = any(any(run.glob(name)) for name in (f"{args.env}.zip", "best_model.zip", "rl_model_*_steps.zip"))
+    if not has_models and not {"-h", "--help"} & {*sys.argv}:
+        utils.get_model_path(number, args.folder, args.algo, args.env)  # whose error says which models there are
     with ffmpeg_on_path(), TemporaryDirectory() as made:
         sys.argv += ["-o", made]
         runpy.run_module("rl_zoo3.record_training", run_name="__main__", alter_sys=True)
-        shutil.copytree(made, args.output_folder or Path(run) / "videos", dirs_exist_ok=True)
+        shutil.copytree(made, args.output_folder or run / "videos", dirs_exist_ok=True)
+        if not Path(made, "training.mp4").exists():  # the Zoo's script does not look
+            raise ArgumentError("ffmpeg could not join the videos: it says why above")
 
 
 # ---- our own: report, record_dataset ----

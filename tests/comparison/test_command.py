@@ -6,15 +6,18 @@ import shlex
 import signal
 import subprocess
 import sys
+import time
 from functools import partial
+from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pandas as pd
 import psutil
 import pytest
 
 from sb3_ppg import PPG, ArgumentError
-from sb3_ppg.comparison.runs import Run, carry_out
+from sb3_ppg.comparison.runs import PROGRAM, Run, carry_out
 from sb3_ppg.zoo import compare
 from tests.helpers import ROOT, run, wait_for
 
@@ -53,6 +56,12 @@ ALGOS["mine"] = Mine
 """
 
 
+def before_the_first_run(*command: str, cwd: Path) -> str:
+    """Return what the command says before it starts a run."""
+    with patch.object(Run, "start", side_effect=RuntimeError):
+        return run(*command, cwd=cwd, fails=True)
+
+
 @pytest.mark.slow
 def test_the_command_from_two_tiny_runs_to_the_picture(tmp_path):
     """Runs are known by their content: a run whose entry has changed is another one."""
@@ -78,9 +87,9 @@ def test_the_command_from_two_tiny_runs_to_the_picture(tmp_path):
     again = PPG.load(tmp_path / "again" / "ppg" / "CartPole-v1_1" / "CartPole-v1.zip")
     assert (again.n_aux_epochs, again.n_policy_iterations, again.gamma) == (2, 2, 0.9)
     next(folder.glob("ppo_*/0/finished")).unlink()
-    assert "2 runs, 1 to carry out" in run(*command, cwd=tmp_path)  # with as many seeds as before
+    assert "2 runs, 1 to carry out" in before_the_first_run(*command, cwd=tmp_path)  # with as many seeds as before
     mine.write_text(ENTRY.replace("32}", "16}"))
-    assert "2 runs, 2 to carry out" in run(*command, "--seeds", "1", cwd=tmp_path)
+    assert "2 runs, 2 to carry out" in before_the_first_run(*command, "--seeds", "1", cwd=tmp_path)
 
 
 @pytest.mark.slow
@@ -98,9 +107,9 @@ def test_hyperparameters_in_python(tmp_path):
     assert "torch.nn.modules.activation.ReLU" in (tmp_path / "here" / "compare.md").read_text()
     assert pd.read_csv(tmp_path / "here" / "compare.csv")["return_at_end"].le(9).all()
     assert "2 runs, 0 to carry out" in run(*command.split(), cwd=tmp_path)
-    (tmp_path / "mine.py").write_text(PYTHON_ENTRY.replace("1e-3", "1e-4"))
-    assert "2 runs, 2 to carry out" in run(*command.split(), cwd=tmp_path)
     assert "2 runs, 0 to carry out" in run(*command.split(), "--defaults", cwd=tmp_path)
+    (tmp_path / "mine.py").write_text(PYTHON_ENTRY.replace("1e-3", "1e-4"))
+    assert "2 runs, 2 to carry out" in before_the_first_run(*command.split(), cwd=tmp_path)
 
 
 @pytest.mark.slow
@@ -136,10 +145,11 @@ def test_classes_and_environments_of_a_module(tmp_path):
     del sys.modules["noise"]
     (folder,) = (tmp_path / "here").glob("mine_*/0")
     assert "50.00 +/- 0.00" in run("report", "--run-folder", str(folder), "--gym-packages", "noise", cwd=tmp_path)
-    for code, n_runs in ((MODULE, 0), (MODULE.replace("1.0, bool", "2.0, bool"), 2)):
-        (tmp_path / "noise.py").write_text(code)
-        del sys.modules["noise"]
-        assert f"2 runs, {n_runs} to carry out" in run(*command, cwd=tmp_path)
+    del sys.modules["noise"]
+    assert "2 runs, 0 to carry out" in run(*command, cwd=tmp_path)
+    del sys.modules["noise"]
+    (tmp_path / "noise.py").write_text(MODULE.replace("1.0, bool", "2.0, bool"))
+    assert "2 runs, 2 to carry out" in before_the_first_run(*command, cwd=tmp_path)
 
 
 @pytest.mark.slow
@@ -157,6 +167,19 @@ def test_a_comparison_that_is_ended_leaves_no_run_behind(how, tmp_path):
     assert len(children) == 2
     wait_for(lambda: not any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in children))
     assert not [*tmp_path.glob("here/*/0/CartPole-v1.zip")] and not [*tmp_path.glob("here/*/0/finished")]
+
+
+def test_on_windows_a_run_waits_for_the_process_that_started_it_without_reading():
+    start, _ = PROGRAM.split("threading.Thread(")
+    code = f"import psutil, sys; sys.platform, sys.stdin = 'win32', None\n{start}print('begins', flush=True); end()"
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as parent:
+        environment = {**os.environ, "SB3_PPG_PARENT": str(parent.pid)}
+        streams = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        child = subprocess.Popen([sys.executable, "-c", code], env=environment, **streams)
+        assert child.stdout.readline() == "begins\n"
+        time.sleep(0.2)
+        assert child.poll() is None
+    assert child.wait(10) == 1
 
 
 @pytest.mark.slow

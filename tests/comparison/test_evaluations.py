@@ -1,5 +1,7 @@
 """The same episodes at every point of a run, while its clock stands still."""
 
+import subprocess
+import sys
 import time
 from functools import partial
 from types import SimpleNamespace
@@ -7,6 +9,7 @@ from types import SimpleNamespace
 import gymnasium as gym
 import numpy as np
 import pandas as pd
+import psutil
 import pytest
 import torch as th
 from gymnasium import spaces
@@ -156,6 +159,16 @@ def test_processor_seconds_include_those_of_workers(tmp_path):
     rows = recorded(PPO("MlpPolicy", env, **ROLLOUT), Remembering, tmp_path)
     env.close()
     assert rows["seconds"].iloc[-1] > 320 * 0.01
+
+
+def test_processor_seconds_include_those_of_processes_that_have_ended(monkeypatch):
+    """Such as torch's compiler. On macOS, psutil says 0 for them."""
+    times = psutil.Process.cpu_times
+    monkeypatch.setattr(psutil.Process, "cpu_times", lambda process: (*times(process)[:2], 0.0, 0.0))
+    before = evaluations.processor_seconds()
+    code = "import time\nwhile time.process_time() < 0.3: pass"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert evaluations.processor_seconds() - before > 0.25
 
 
 def test_a_checkpoint_knows_the_seconds_until_then(tmp_path):

@@ -41,11 +41,6 @@ class EndsInBothWays(RandomEnv):
         return *step[:2], truncated, truncated, info
 
 
-def assert_same(ours: Any, expected: Any) -> None:
-    for name, part in expected.items() if isinstance(expected, dict) else [(None, expected)]:
-        np.testing.assert_array_equal(ours if name is None else ours[name], part)
-
-
 @pytest.mark.parametrize("mode", AutoresetMode)
 @pytest.mark.parametrize("vectorized", [SyncVectorEnv, pytest.param(AsyncVectorEnv, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("make", [CART_POLE, EndsInBothWays])
@@ -55,17 +50,17 @@ def test_the_same_steps_as_in_sb3s_own(make, vectorized, mode):
     for env in (ours, theirs):
         env.seed(5)
         env.action_space.seed(0)
-    assert_same(ours.reset(), theirs.reset())
+    np.testing.assert_equal(ours.reset(), theirs.reset())
     n_ends = 0
     for _ in range(60):
         actions = np.array([theirs.action_space.sample() for _ in range(3)])
         (observations, rewards, dones, infos), expected = ours.step(actions), theirs.step(actions)
-        assert_same(observations, expected[0])
+        np.testing.assert_equal(observations, expected[0])
         np.testing.assert_array_equal(rewards, expected[1])
         np.testing.assert_array_equal(dones, expected[2])
         for index in np.flatnonzero(dones):
             n_ends += 1
-            assert_same(infos[index]["terminal_observation"], expected[3][index]["terminal_observation"])
+            np.testing.assert_equal(infos[index]["terminal_observation"], expected[3][index]["terminal_observation"])
             assert infos[index]["TimeLimit.truncated"] == expected[3][index]["TimeLimit.truncated"]
             for name in ("r", "l"):
                 assert infos[index]["episode"][name] == pytest.approx(expected[3][index]["episode"][name], abs=1e-3)

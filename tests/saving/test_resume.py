@@ -73,9 +73,6 @@ SETTINGS = {
         replay_kwargs=dict(policy_rollouts=2),
         **normalized_rewards(of_dictionaries=True),
     ),
-    "a queue of rollouts, the authors' reward normaliser": lambda: dict(
-        env=discrete(), aux_buffer_kwargs=dict(capacity=4), recompute_advantages=True, **normalized_rewards()
-    ),
     "replayed rollouts, LSTMs, two kinds of epochs": lambda: dict(
         algorithm=RecurrentPPG,
         policy="MlpLstmPolicy",

@@ -1,6 +1,7 @@
 """RL Zoo's commands for trained agents and BCQ as a user types them, with real files, and errors of all commands."""
 
 import errno
+import os
 import pickle
 import re
 import shutil
@@ -143,6 +144,15 @@ def test_record_training_without_a_system_ffmpeg(trained, run_folder, children_i
     assert "Error" not in output
     assert n_frames(folder / "training.mp4") == sum(n_frames(folder / name) for name in parts)
     assert (folder / "training.gif").read_bytes().startswith(b"GIF8")
+
+
+def test_record_training_with_an_ffmpeg_that_fails_is_an_error(trained, tmp_path, children_in_place, monkeypatch):
+    (tmp_path / "ffmpeg").write_text('#!/bin/sh\n[ "$1" = -i ] && cp "$2" "$7"\n')  # writes names, and joins nothing
+    (tmp_path / "ffmpeg").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    options = ("--env", "CartPole-v1", "-n", "10", "-o", str(tmp_path / "videos"))
+    assert "ffmpeg could not join the videos" in run("record_training", *options, cwd=trained, fails=True)
+    assert len([*(tmp_path / "videos").glob("*.mp4")]) == len(children_in_place) > 0
 
 
 def test_record_training_of_a_run_without_a_last_model(trained, run_folder, tmp_path, children_in_place):

@@ -15,7 +15,7 @@ from stable_baselines3 import PPO
 
 from benchmarks.entries import entries_of
 from benchmarks.harness import RESULTS
-from benchmarks.starts import STARTS, tuned_entries
+from benchmarks.starts import EXAMPLES, STARTS, tuned_entries
 from sb3_ppg import MaskablePPG
 from sb3_ppg.comparison.runs import short_hash
 from sb3_ppg.zoo import ALGOS, patched, register
@@ -75,10 +75,6 @@ def test_games_of_minatar_have_pictures():
 # ---- hyperparameter files ----
 
 ENTRIES = [(algo, entry) for algo in ALGOS for entry in yaml.safe_load(hyperparameter_file(algo).read_text())]
-EXAMPLES = {
-    **{"default": "CliffWalking-v1", "atari": "BreakoutNoFrameskip-v4", "procgen": "CoinrunEasy-v0"},
-    **{"minigrid": "MiniGrid-Fetch-8x8-N3-v0", "minatar": "MinAtar/SpaceInvaders-v1"},
-}
 
 
 @pytest.mark.parametrize(("algo", "entry"), ENTRIES)

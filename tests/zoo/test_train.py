@@ -91,14 +91,23 @@ def test_an_episode_is_reported_once_and_with_all_that_the_monitor_reports():
     assert "episode" not in infos[1]  # the Monitor has reported it, to a wrapper that does not pass it on
 
 
+class Mine(CheckpointCallback):
+    def __init__(self):
+        super().__init__(save_freq=16, save_path="logs/ppg/CartPole-v1_1")
+
+
 def test_a_users_checkpoints_are_saved_as_the_user_says(tmp_path):
+    """SB3's class elsewhere, and a class of the user's in the run's folder: ours have auxiliary buffers."""
     own = {"save_freq": 20, "save_path": "mine", "save_vecnormalize": True}
-    params = [f"callback:{{'stable_baselines3.common.callbacks.CheckpointCallback':{own}}}", "normalize:True"]
+    callbacks = [{"stable_baselines3.common.callbacks.CheckpointCallback": own}, f"{__name__}.Mine"]
+    params = [f"callback:{callbacks}", "normalize:True"]
     run("train", "--env", "CartPole-v1", "-n", "64", "--eval-freq", "-1", *SMALL, *params, cwd=tmp_path)
     assert sorted(file.name for file in (tmp_path / "mine").iterdir()) == [
         "rl_model_40_steps.zip",
         "rl_model_vecnormalize_40_steps.pkl",
     ]
+    saved = {path.name for path in (tmp_path / "logs/ppg/CartPole-v1_1").glob("rl_model_*_steps.*")}
+    assert saved == {f"rl_model_{n}_steps.zip" for n in (32, 64)}
 
 
 def test_a_larger_n_extends_a_run_exactly(tmp_path):
@@ -224,18 +233,6 @@ raise RuntimeError("an error")
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 1 and done.stderr.endswith("RuntimeError: an error\n")
-
-
-class Mine(CheckpointCallback):
-    def __init__(self):
-        super().__init__(save_freq=16, save_path="logs/ppg/CartPole-v1_1")
-
-
-def test_a_users_own_checkpoint_callback_is_kept(tmp_path):
-    options = ("--env", "CartPole-v1", "-n", "64", "--eval-freq", "-1")
-    run("train", *options, *SMALL, f"callback:'{__name__}.Mine'", cwd=tmp_path)
-    saved = {path.name for path in (tmp_path / "logs/ppg/CartPole-v1_1").glob("rl_model_*")}
-    assert saved == {f"rl_model_{n}_steps.zip" for n in (32, 64)}  # ours would have an auxiliary buffer
 
 
 def test_runs_from_a_checkpoint_have_seeds_of_their_own(tmp_path):
