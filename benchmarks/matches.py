@@ -36,7 +36,7 @@ from benchmarks.harness import Experiment, Outcome, Report, defaults_of, machine
 from benchmarks.scores import Task, improvements
 from sb3_ppg import PPG
 from sb3_ppg.buffers.aux_buffer import AuxBuffer
-from sb3_ppg.comparison.report import COLORS, N_LAST, VIEWS, Comparison, draw_seeds, finish, page, table
+from sb3_ppg.comparison.report import COLORS, N_LAST, VIEWS, Comparison, page, table
 from sb3_ppg.comparison.runs import short_hash
 from sb3_ppg.comparison.scores import Scores, interquartile_means
 from sb3_ppg.objectives import Objective
@@ -60,6 +60,8 @@ SMALL = [
     Task("LunarLanderContinuous-v3", 100_000, -180.0, 200.0),
 ]
 LONG = [task for task in SMALL if task.env_id in ("LunarLander-v3", "Hopper-v5", "HalfCheetah-v5", "Walker2d-v5")]
+IN_FILES = ("Acrobot-v1", "LunarLander-v3", "LunarLanderContinuous-v3", "Hopper-v5", "HalfCheetah-v5", "Walker2d-v5")
+ENTERED = [next(task for task in SMALL if task.env_id == env_id) for env_id in IN_FILES]
 GAMES = [
     Task("MinAtar/Asterix-v1", 1_000_000, 0.5, 10.0),
     Task("MinAtar/Breakout-v1", 1_000_000, 0.4, 10.0),
@@ -78,7 +80,10 @@ POOLS: dict[str, tuple[str, dict[str, tuple[list[Task], str]]]] = {
         {f"five games, {first}": (GAMES, first) for first in ("PPG", "PPG, half of the phase", "PPG, 1 auxiliary epoch")},
     ),
     "default_entry": ("The entry `default` of ppg.yml, and changes to it", {"four environments": (LONG, "PPG")}),
+    "entries": ("Entries of ppg.yml beside PPO", {"three environments": (ENTERED[:3], "PPG")}),
+    "entries_mujoco": ("Entries of ppg.yml beside PPO, MuJoCo", {"three environments": (ENTERED[3:], "PPG")}),
 }
+SINGLE = ("matches", "entries", "entries_mujoco")  # whose environments also have lines of their own
 PIP = {name: package["pip"] for name, package in PACKAGES.items()} | {"sbx": venvs.SBX}
 NORMALIZED = "dict(norm_obs=False, norm_reward=True)"
 COLD = 28  # seconds that compiling takes at most without torch's cache (results/compiled.csv, idle machine)
@@ -314,8 +319,8 @@ MATCHES = {
         task.env_id: Match(task.env_id, task.n_timesteps, architectures(*MINATAR), seeds=range(5), page="images_minatar")
         for task in GAMES
     },
-    **{name: with_entries(name, 1_000_000) for name in ("Acrobot-v1", "LunarLander-v3", "LunarLanderContinuous-v3")},
-    **{f"{name}-v5": with_entries(f"{name}-v5", 1_000_000, f"{name}-v4") for name in ("Hopper", "HalfCheetah", "Walker2d")},
+    **{name: with_entries(name, 1_000_000)._replace(page="entries") for name in IN_FILES[:3]},
+    **{name: with_entries(name, 1_000_000, name.replace("v5", "v4"))._replace(page="entries_mujoco") for name in IN_FILES[3:]},
     **{f"{task.env_id}, default entry": with_default_entry(task.env_id) for task in LONG},
     "CartPole without velocities": with_memory("CartPoleNoVel-v1", 100_000),
     "LunarLander-v3, same settings": with_builds("LunarLander-v3", 500_000),
@@ -444,9 +449,11 @@ def picture_of_pool(matches: Sequence[Comparison], tasks: Sequence[Task]) -> Fig
         for (name, scores), color in zip(found.items(), COLORS, strict=False):
             points = [interquartile_means({name: at_point})[name] for at_point in scores[1:]]  # older rows have no first one
             shares, (means, low, high) = np.linspace(0, 1, len(scores))[1:], np.array(points).T
-            draw_seeds(axes, pd.DataFrame({name: means}, shares), name, color, (low, high))
+            axes.plot(shares, means, label=name, color=color)
+            axes.fill_between(shares, low, high, alpha=0.2, color=color)
         xlabel = "share of a run's steps" if view == "steps" else "share of the shortest run's seconds"
-        finish(axes, "", xlabel, "score" if view == "steps" else "")
+        axes.set(xlabel=xlabel, ylabel="score" if view == "steps" else "")
+        axes.grid(alpha=0.3)
         axes.xaxis.set_major_formatter(PercentFormatter(1))
         axes.set_xlim(0, 1)
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2)
@@ -514,7 +521,7 @@ def report(experiment: Experiment) -> Report:
     """Return the page of those single environments, and those of sums of environments, of which all runs are there."""
     rows, curves, files = experiment.rows(), experiment.curves(), dict[str, str | Figure]()
     for name in ("matches", *POOLS):
-        wanted_here = [each for each, match in MATCHES.items() if match.page == name]
+        wanted_here = [each for each, match in MATCHES.items() if match.page in (SINGLE if name == "matches" else [name])]
         found = compared(rows, curves, wanted_here)
         own = rows[rows["match"].isin(found)]
         if name in POOLS and len(found) == len(wanted_here):

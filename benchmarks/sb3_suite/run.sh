@@ -2,7 +2,7 @@
 # Runs the own tests of Stable-Baselines3 and sb3-contrib for PPO, RecurrentPPO and MaskablePPO with ours in their place, from the
 # source distributions of the installed versions. The one change: a custom policy in test_gae.py derives from our base class, as
 # PPG asks for.
-#   usage: run.sh PYTHON [contrib]
+#   usage: run.sh PYTHON
 set -euo pipefail
 python=$(realpath --no-symlinks "$1")
 here=$(cd "$(dirname "$0")" && pwd)
@@ -25,6 +25,6 @@ run() { # package, words that its tests are chosen by
 }
 
 failed=0
-[ "${2:-}" = contrib ] || run stable_baselines3 "PPO or ppo" || failed=1
+run stable_baselines3 "PPO or ppo" || failed=1
 run sb3_contrib "PPO or ppo or test_lstm or test_invalid_actions or on_policy" || failed=1
 exit $failed
