@@ -133,7 +133,8 @@ def link_to_the_repository(app: Sphinx, page: str, source: list[str]) -> None:
 def write_pages(app: Sphinx) -> None:
     """Write the pages of ``GENERATED``, and remove those of files that have gone."""
     for page in {*DOCS.glob("results/*"), *DOCS.glob("examples/*")} - {*GENERATED.values()}:
-        page.unlink()
+        if page.is_file():
+            page.unlink()
     for source, page in GENERATED.items():
         text = source.read_text().replace("](../docs/", "](../")
         if source.suffix == ".md":

@@ -260,7 +260,7 @@ class _Play(BaseCallback):
         if self.recorder is not None:
             step_seconds = self.recorder.seconds / self.n_calls
             is_slow = step_seconds > 1e-3  # worker processes take their time, too
-            said += f", a step takes {step_seconds * 1e3:,.3g} ms"  # in ASCII, which a file on every system can hold
+            said += f", a step takes {step_seconds * 1e3:,.3f} ms"  # in ASCII, which a file on every system can hold
             n_envs, further = max(2, os.cpu_count() or 1) if is_slow else 8, " in SubprocVecEnv" * is_slow
         space = self.training_env.observation_space
         for part in space.values() if isinstance(space, spaces.Dict) else [space]:

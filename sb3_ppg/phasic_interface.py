@@ -280,13 +280,17 @@ class PhasicInterface(OnPolicyAlgorithm):
         n_samples = self.aux_buffer.n_samples if self.policy.has_memory else self.n_steps * self.n_envs
         return self.aux_batch_size or max(math.ceil(n_samples / 16), self.batch_size)
 
-    def prepare_sequences(self) -> int:
-        """Choose the sequences of an auxiliary phase, whole ones or single samples; return their number in a minibatch."""
+    def aux_sequences(self) -> tuple[bool, int]:
+        """Return whether the sequences of an auxiliary phase are single samples, and their number in a minibatch."""
         size, objective = self.aux_samples_per_batch(), self.objective
         needs_sequences = self.policy.has_memory or objective.needs_whole_sequences
-        takes_samples = not objective.shuffles_sequences or size < self.n_steps
-        self.aux_buffer.single_samples = takes_samples and not needs_sequences
-        return math.ceil(size / (1 if self.aux_buffer.single_samples else self.n_steps))
+        single_samples = not needs_sequences and (not objective.shuffles_sequences or size < self.n_steps)
+        return single_samples, math.ceil(size / (1 if single_samples else self.n_steps))
+
+    def prepare_sequences(self) -> int:
+        """Choose the sequences of an auxiliary phase; return their number in a minibatch."""
+        self.aux_buffer.single_samples, n_sequences = self.aux_sequences()
+        return n_sequences
 
     def resolved_micro_batch_size(self) -> int | None:
         """Return the largest number of samples in one forward pass; None for whole minibatches."""

@@ -565,6 +565,9 @@ def test_auxiliary_minibatches_are_of_whole_sequences_or_of_single_samples(batch
     model.learn(3 * 64)
     seen = [batch.observations for (_, batch, _), _ in calls]
     assert sorted(map(len, seen)) == sizes and aux_steps(model)[0] == len(sizes)
+    model.aux_batch_size = 1000
+    before = model.aux_buffer.single_samples
+    assert aux_steps(model)[0] == 1 and model.aux_buffer.single_samples == before  # a phase may be under way
     places = th.cat(seen).flatten()
     assert sorted(places.tolist()) == list(range(3 * 64))
     assert bool((places.reshape(-1, 64).diff() == 1).all()) == (sizes[0] >= 64)

@@ -296,7 +296,10 @@ class Objective(nn.Module):
     # ---- moments ----
 
     def n_value_epochs(self, n_value_epochs: int) -> int:
-        """Return the number of value epochs on this rollout, given the algorithm's argument, which is not None here."""
+        """
+        Return the number of value epochs on this rollout, given the algorithm's argument, which is not None here. Not called
+        for the rollouts of ``n_value_warmup``, all of which have that number.
+        """
         return n_value_epochs
 
     def is_due(self, n_samples: int) -> bool:

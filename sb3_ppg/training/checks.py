@@ -257,8 +257,8 @@ def aux_steps(model: PhasicInterface) -> tuple[float, float]:
     has_own_losses = any(getattr(cls, name) is not getattr(Objective, name) for name in methods)
     if model.n_aux_epochs == 0 or model.policy.has_memory or has_own_losses:
         return math.inf, 1.0
-    n_in_minibatch = model.prepare_sequences()
-    n_sequences = model.n_envs * (model.n_steps if model.aux_buffer.single_samples else 1)
+    single_samples, n_in_minibatch = model.aux_sequences()
+    n_sequences = model.n_envs * (model.n_steps if single_samples else 1)
     n_sequences *= model.aux_buffer.capacity or model.n_policy_iterations
     return model.n_aux_epochs * math.ceil(n_sequences / n_in_minibatch), max(1.0, model.aux_lr_schedule(1) / 3e-4)
 

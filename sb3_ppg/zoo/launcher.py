@@ -29,7 +29,7 @@ class Script(NamedTuple):
 
 
 SCRIPTS = {
-    "train": Script("train an agent, or search for hyperparameters (-optimize)", "rl_zoo3.train:train", "-i"),
+    "train": Script("train an agent, or search for hyperparameters (-optimize)", "sb3_ppg.zoo.scripts:train", "-i"),
     "enjoy": Script("watch a trained agent, or evaluate it", "rl_zoo3.enjoy", "-f"),
     "report": Script("evaluate an agent, draw its learning curve and diagnose its run", "sb3_ppg.zoo.scripts:report", "-f"),
     "record_video": Script("record a trained agent", "rl_zoo3.record_video", "-f"),
@@ -100,7 +100,6 @@ def run(name: str, arguments: list[str]) -> None:
     """Run one of ``SCRIPTS`` with a command line."""
     from sb3_ppg.distributed import gather, process_group, rank, require_equal
     from sb3_ppg.zoo import patched
-    from sb3_ppg.zoo.environments import environment_maker
     from sb3_ppg.zoo.manager import Manager
     from sb3_ppg.zoo.registration import agent_of_run, children_through_our_launcher
     from sb3_ppg.zoo.scripts import acting_with_epsilon
@@ -125,10 +124,9 @@ def run(name: str, arguments: list[str]) -> None:
         elif options.get("run_folder"):
             arguments = [*stack.enter_context(agent_of_run(Path(options["run_folder"]))), *arguments]
         if script.agent is not None:  # a module may add the agent's algorithm, which the script's parser must know
-            early = ArgumentParser(add_help=False, allow_abbrev=False)
-            early.add_argument("--gym-packages", nargs="+", type=imported)
-            early.add_argument("--env", default="CartPole-v1")
-            environment_maker(early.parse_known_args(arguments)[0].env)
+            packages = ArgumentParser(add_help=False, allow_abbrev=False)
+            packages.add_argument("--gym-packages", nargs="+", type=imported)
+            packages.parse_known_args(arguments)
         stack.enter_context(children_through_our_launcher([module.__name__ for module in options.get("gym_packages", [])]))
         stack.enter_context(acting_with_epsilon(options.get("epsilon", 0.0)))
         # Our defaults come first: where an option is given twice, the last one counts

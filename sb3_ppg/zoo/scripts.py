@@ -14,6 +14,7 @@ from unittest.mock import patch
 
 import gymnasium
 import numpy as np
+import rl_zoo3.train
 import torch as th
 import yaml
 from huggingface_sb3 import EnvironmentName
@@ -41,6 +42,15 @@ from sb3_ppg.zoo.registration import ffmpeg_on_path
 from sb3_ppg.zoo.resuming import n_steps_of
 
 OFF_POLICY = {name for name, algorithm in ALGOS.items() if issubclass(algorithm, OffPolicyAlgorithm)} - {*OFFLINE}
+
+
+def train() -> None:
+    """Run the script, if its environment exists."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--env", default="CartPole-v1")
+    args, _ = parser.parse_known_args()
+    environment_maker(args.env)
+    rl_zoo3.train.train()
 
 
 def acting_with_epsilon(epsilon: float) -> AbstractContextManager:
@@ -84,10 +94,10 @@ def record_training() -> None:
     runs = Path(args.folder, args.algo)
     number = args.exp_id or utils.get_latest_run_id(str(runs), args.env)
     run = runs / f"{args.env}_{number}" if number > 0 else runs
-    environment_maker(args.env.gym_id)
-    has_models = any(any(run.glob(name)) for name in (f"{args.env}.zip", "best_model.zip", "rl_model_*_steps.zip"))
-    if not has_models and not {"-h", "--help"} & {*sys.argv}:
-        utils.get_model_path(number, args.folder, args.algo, args.env)  # whose error says which models there are
+    if not {"-h", "--help"} & {*sys.argv}:
+        environment_maker(args.env.gym_id)
+        if not any(any(run.glob(name)) for name in (f"{args.env}.zip", "best_model.zip", "rl_model_*_steps.zip")):
+            utils.get_model_path(number, args.folder, args.algo, args.env)  # whose error says which models there are
     with ffmpeg_on_path(), TemporaryDirectory() as made:
         sys.argv += ["-o", made]
         runpy.run_module("rl_zoo3.record_training", run_name="__main__", alter_sys=True)
