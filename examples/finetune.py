@@ -1,6 +1,6 @@
 """
-Fine-tune the LunarLander agent of this repository for an environment with wind. The policy stays near the agent's by a KL
-divergence, whose weight falls to zero.
+Fine-tune the LunarLander agent of this repository for an environment with wind. A KL penalty, whose weight falls to zero,
+keeps the policy near the agent's.
 
 Needs ``pip install ".[box2d,hub]"``.
 """
@@ -28,7 +28,7 @@ def mean_return(model: PPG, n_episodes: int) -> str:
 
 def main(total_timesteps: int = 200_000, n_episodes: int = 100) -> None:
     """Evaluate, fine-tune, evaluate."""
-    # hub.load("USER/NAME", env=...) fetches an agent from the Hub; docs/guides/fine_tuning.md begins with a PPO
+    # hub.load("USER/NAME", env=...) fetches an agent from the Hub; docs/guides/fine_tuning.md starts from a PPO
     model = hub.from_pretrained(AGENT, env=make_env(8, seed=0))
     print(f"Return with wind, before: {mean_return(model, n_episodes)}")
     model.set_prior("self", LinearSchedule(start=0.2, end=0.0, end_fraction=1.0))

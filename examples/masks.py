@@ -17,8 +17,8 @@ class Nim(gym.Env):
     """
     Two players take 1 to 5 matches in turn; whoever takes the last one wins.
 
-    The winner leaves a multiple of six after each move. The opponent does so whenever it can, so one wrong move loses, and the
-    agent begins with a number from which it can win.
+    A player wins by leaving a multiple of six after each move. The opponent does so whenever it can, so one wrong move loses.
+    The agent begins with a number from which it can win.
     """
 
     observation_space = spaces.MultiDiscrete([31])

@@ -1,7 +1,7 @@
 """
 Phasic Policy Gradient (PPG) in one file: Algorithm 1 of the paper on Stable-Baselines3 and PyTorch alone.
 
-It trains on CartPole, and prints at its end::
+This script trains on CartPole. At the end it prints::
 
     Return over 20 episodes: 500 +- 0
 """
@@ -34,7 +34,7 @@ from torch.nn import functional as F
 
 
 class SharedTrunk(MlpExtractor):
-    """The layers of a single network, whose output the value function reads without passing its gradient on."""
+    """The layers of a single network, whose output the value function reads, but into which it passes no gradient."""
 
     def __init__(self, features_dim: int, layers: list[int], activation_fn: type[nn.Module], device: th.device | str):
         super().__init__(features_dim, dict(pi=layers, vf=[]), activation_fn, device)
@@ -74,7 +74,7 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
 
     def _build(self, lr_schedule: Schedule) -> None:
         super()._build(lr_schedule)
-        with th.random.fork_rng(devices=[]):  # the initial weights of all else are PPO's with the same seed
+        with th.random.fork_rng(devices=[]):  # so that all other initial weights are PPO's with the same seed
             self.aux_value_net = nn.Linear(self.mlp_extractor.latent_dim_pi, 1)
             if self.ortho_init:
                 self.aux_value_net.apply(partial(self.init_weights, gain=1))
@@ -88,7 +88,7 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
 
     def evaluate_auxiliary(self, obs: th.Tensor) -> tuple[Distribution, th.Tensor, th.Tensor]:
         """
-        Run the networks for the auxiliary phase, in which the gradient of V_θV reaches a single network, too.
+        Run the networks for the auxiliary phase, in which the gradient of V_θV also reaches a shared network.
 
         :param obs: Observations, (B, ...)
         :return: π(.|s); V_θV(s), (B,); V_θπ(s), (B,)
@@ -150,7 +150,7 @@ class AuxBuffer:
         self.old_parameters: list[th.Tensor] = []  # of each sequence, (n_steps, P)
 
     def add(self, rollout_buffer: RolloutBuffer) -> None:
-        """Add a rollout. The ``get`` of its buffer has put the samples of each environment one after the other."""
+        """Add a rollout, whose buffer's ``get`` has put the samples of each environment one after the other."""
         assert rollout_buffer.generator_ready
         self.observations += np.split(rollout_buffer.observations, rollout_buffer.n_envs)
         self.returns += np.split(rollout_buffer.returns.flatten(), rollout_buffer.n_envs)
@@ -183,8 +183,8 @@ class PPG(OnPolicyAlgorithm):
     Paper: https://arxiv.org/abs/2009.04416
     Authors' code: https://github.com/openai/phasic-policy-gradient
 
-    The defaults are the paper's for one of four workers with 64 environments each. Like the paper's, rewards should be
-    normalized: with returns in the hundreds, the value losses of the auxiliary phase outweigh the KL term.
+    The defaults are the paper's for one of four workers with 64 environments each. Normalize rewards, as the paper does: with
+    returns in the hundreds, the value losses of the auxiliary phase outweigh the KL term.
 
     :param policy: "MlpPolicy", "CnnPolicy", or a subclass of ``PhasicActorCriticPolicy``
     :param env: The environment to learn from (if registered in Gym, can be str)
@@ -261,7 +261,7 @@ class PPG(OnPolicyAlgorithm):
             self._setup_model()
 
     def _setup_model(self) -> None:
-        super()._setup_model()  # ``policy.optimizer`` is the one of the policy epochs
+        super()._setup_model()  # makes ``policy.optimizer``, for the policy epochs
         self.value_optimizer = self.policy.make_optimizer(self.lr_schedule(1))
         self.aux_optimizer = self.policy.make_optimizer(self.lr_schedule(1))
         self.aux_buffer = AuxBuffer(self.device)

@@ -46,7 +46,7 @@ class Compass(gym.Env):
 
 
 def main(total_timesteps: int = 50_000, n_episodes: int = 100) -> None:
-    """Train and evaluate. Perfect moves return 4, the mean distance."""
+    """Train and evaluate. Perfect moves give a return of 4, the mean distance."""
     check_env(Compass())
     env = make_vec_env(Compass, n_envs=8, seed=0)
     model = PPG(

@@ -17,11 +17,11 @@ ACCELERATE, TURN, BRAKE = range(3)
 
 class Docking(gym.Env):
     """
-    A ship must stop within a circle. A step of an episode costs 0.01, a distance that the ship has come nearer gives a
-    reward of the same size, a stop in the circle gives 1 more, and leaving the field costs 1; both end the episode.
+    A ship must stop within a circle. The reward of a step is the distance by which the ship comes nearer, minus 0.01.
+    Stopping in the circle gives 1 more, leaving the field 1 less; both end the episode.
     """
 
-    observation_space = spaces.Box(-3, 3, (6,))  # place, speed, and the circle's center ahead, to the left, and its distance
+    observation_space = spaces.Box(-3, 3, (6,))  # place, speed, how far the circle is ahead, to the left, and in all
     action_space = spaces.Dict(
         choice=spaces.Discrete(3),
         power=spaces.Box(0, 1, (1,)),  # of ACCELERATE

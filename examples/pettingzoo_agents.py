@@ -19,7 +19,7 @@ MAX_STEPS = 25
 
 
 class Meeting(ParallelEnv):
-    """Three agents in a square see where the others are, and must meet. Coming nearer to them is each one's reward."""
+    """Three agents in a square see where the others are, and must meet. Each is rewarded for coming nearer to the others."""
 
     metadata = {"name": "meeting", "is_parallelizable": True}  # noqa: RUF012, PettingZoo's form
     possible_agents = ["a", "b", "c"]  # noqa: RUF012
@@ -71,14 +71,14 @@ def make_env(n_games: int, seed: int) -> VecEnv:
 
 
 def main(total_timesteps: int = 100_000) -> None:
-    """Train and play. Agents that meet return 1.04 each, the mean distance at the start."""
+    """Train and play. Agents that meet get a return of 1.04 each, the mean distance at the start."""
     set_random_seed(0)
     model = PPG(
         "MlpPolicy",
         make_env(n_games=8, seed=0),
         n_steps=64,  # a phase is 8 games x 3 agents x 64 x 4 = 6,144 steps
         batch_size=256,
-        ignore_terminations=MAX_STEPS,  # SuperSuit reports the games' time limit as their end
+        ignore_terminations=MAX_STEPS,  # SuperSuit reports the time limit as a termination
         verbose=1,
     )
     model.learn(total_timesteps, log_interval=8)

@@ -50,7 +50,7 @@ __all__ = [
 if not TYPE_CHECKING:  # to a type checker, it would have every name
 
     def __getattr__(name: str) -> Any:
-        """Say where the classes of policies are, if one is imported by another name."""
+        """Raise an error for an unknown name; if the name ends in "Policy", the error lists the policy classes."""
         if name.endswith("Policy"):
             classes = [cls for algorithm in (PPG, RecurrentPPG, MaskablePPG) for cls in algorithm.policy_aliases.values()]
             there = ", ".join(f"{cls.__module__}.{cls.__name__}" for cls in classes)

@@ -42,19 +42,19 @@ NESTED = (spaces.Dict, spaces.Tuple)
 
 class Actions:
     """
-    Everything that depends on how actions are distributed; a policy has an object of it as ``actions``. Derive from it for a
-    distribution of your own, and ``register`` it.
+    Everything that depends on the distribution of actions. Each policy has an instance, ``actions``. For your own
+    distribution, derive a subclass and ``register`` it.
 
     The methods below are right for Box and MultiBinary actions, which buffers and networks take as they are. Environments,
-    buffers, exported policies and cloning all ask them.
+    buffers, exported policies and cloning all call these methods.
 
     :param space: action space
     """
 
-    bounded: bool = False  # whether the distribution's actions lie in [-1, 1], from which environments' bounds are reached
+    bounded: bool = False  # whether the distribution's actions lie in [-1, 1] and are scaled to the action space's bounds
     shape: tuple[int, ...]  # shape of one of the distribution's actions
     n_features: int  # size of ``features``
-    low: th.Tensor  # lower bounds of a Box; of integers in float64, because the bounds' difference may not fit into their type
+    low: th.Tensor  # lower bounds of a Box; in float64 for integers, whose type may be too small for high - low
     high: th.Tensor  # upper bounds
 
     def __init__(self, space: Any):
@@ -97,8 +97,8 @@ class Actions:
 
     def weigh(self, argument: Literal["ent_coef", "prior_coef"], coef: Any, device: th.device) -> float:
         """
-        Make ``entropy`` or ``prior_kl`` weigh the parts of the actions, if their coefficient has a number for each. Return the
-        factor of ``entropy`` or ``prior_kl`` in the losses.
+        Return the factor of ``entropy`` (or ``prior_kl``) in the losses. If the coefficient has a number for each part of the
+        actions, make ``entropy`` (or ``prior_kl``) weight the parts by these numbers.
         """
         return coef
 
@@ -110,7 +110,7 @@ class Actions:
 
     def for_environments(self, actions: th.Tensor) -> Any:
         """
-        Override it together with ``from_environments``, its inverse.
+        Convert samples to actions as environments take them. Override it together with ``from_environments``, its inverse.
 
         :param actions: samples of the distribution, (B, ...), on the CPU
         :return: the same within the bounds of the action space, (B, ...); for a Box of integers the nearest integers; for a
@@ -176,7 +176,7 @@ def dtype_of(space: spaces.Space) -> th.dtype:
 
 
 def moderate(space: spaces.Space) -> spaces.Space:
-    """Return a space of observations without large numbers, with whose samples networks can compute."""
+    """Return an observation space with floats limited to [-10, 10], so that networks can compute with its samples."""
     if isinstance(space, spaces.Dict):
         return spaces.Dict({name: moderate(part) for name, part in space.items()})
     if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):
@@ -379,8 +379,8 @@ def parts_of(space: spaces.Space) -> dict[Any, spaces.Space]:
 
 def leaves(space: spaces.Space, path: str = "") -> list[tuple[str, spaces.Space]]:
     """
-    List the path and the space of each leaf of a space with this path, in the order of their numbers in a row. A leaf is a
-    space that is not nested itself; its path is the keys and indices that lead to it, separated by dots.
+    List the path and the space of each leaf of a space, in the order of the leaves' numbers in a row of actions. A leaf is a
+    space that is not nested itself; its path is ``path`` and the keys and indices that lead to it, separated by dots.
 
     :raises ArgumentError: for a leaf that is not a Box with bounds, Discrete, MultiDiscrete or MultiBinary
     """
@@ -432,8 +432,8 @@ def structure(space: spaces.Space, values: Iterator[Any]) -> Any:
 
 def by_leaf(space: spaces.Space, argument: str, given: Any) -> list[Any]:
     """
-    List the value of an argument for each leaf: it is one value, or dictionaries and sequences with the keys of the space, or
-    of its upper levels, where a value counts for all leaves below it.
+    List the value of an argument for each leaf. ``given`` is one value for all leaves, or dictionaries and sequences with the
+    keys of the space. A value in place of a dictionary or sequence counts for all leaves below it.
 
     :raises ArgumentError: if keys are missing or unknown
     """
@@ -570,7 +570,7 @@ class NestedActions(Actions):
 
 
 class NestedActionNet(nn.Module):
-    """The results of ``proba_distribution_net`` for each leaf: a layer, and parameters that need no observation."""
+    """The layers that ``proba_distribution_net`` makes for the leaves, and their parameters that need no observation."""
 
     def __init__(self, nets: Sequence[nn.Module | tuple[nn.Module, nn.Parameter]]):
         super().__init__()

@@ -230,8 +230,8 @@ def arguments_explained(function: Function) -> Function:
 
 def argument_names(cls: type, method: str = "__init__", accepted: bool = False) -> list[str]:
     """
-    Return the names of a method's arguments in PPG or a subclass, and its bases; with ``accepted``, in any class, those that
-    it takes or passes on as ``**kwargs``.
+    Return the names of a method's arguments in a class and its bases, without those of SB3's own classes. With ``accepted``,
+    return all names that the method takes or passes on as ``**kwargs``, in a class of any package.
     """
     parameters: list[inspect.Parameter] = []
     for ancestor in cls.__mro__:
@@ -261,7 +261,7 @@ def arguments_of(model: Any) -> SimpleNamespace:
 
 
 def check_each_argument(model: Any) -> None:
-    """Check the value of each argument on its own, and convert NumPy scalars to Python numbers; not those of a subclass."""
+    """Check each argument on its own, and convert NumPy scalars to Python's; skip arguments that a user's subclass adds."""
     for argument in argument_names(next(cls for cls in type(model).__mro__ if cls.__module__.startswith("sb3_ppg."))):
         attribute = ATTRIBUTES.get(argument, argument)
         if attribute in vars(model):
@@ -299,6 +299,6 @@ def type_errors_explained(cls: Any, given: dict[str, Any]) -> Iterator[None]:
 
 
 def warn_of_missing_gpu(asked: th.device | str, device: th.device) -> None:
-    """Warn if a model is on the CPU because the GPU that was asked for does not exist, of which SB3 says nothing."""
+    """Warn if a model is on the CPU because the requested GPU does not exist; SB3 does not warn."""
     if asked != "auto" and th.device(asked).type == "cuda" and device.type == "cpu":
         warn(f"`device`={str(asked)!r} runs on the CPU: PyTorch {th.__version__} finds no CUDA GPU")

@@ -145,7 +145,7 @@ def _with_statistics(env: Any) -> Iterator[Any]:
 
 
 class _Recorder(gym.Wrapper):
-    """Records the flags of the last step, of which a ``VecEnv`` tells less, and the time that all steps take."""
+    """Records both end flags of the last step, which a ``VecEnv`` merges, and the time that all steps take."""
 
     flags: tuple[bool, bool] = (False, False)
     seconds = 0.0
@@ -160,7 +160,7 @@ class _Recorder(gym.Wrapper):
 
 
 class _Play(BaseCallback):
-    """A callback that measures environments while an untrained model plays, and what follows from the measurements."""
+    """A callback that measures environments while an untrained model plays, and derives faults and advice from that."""
 
     def __init__(self, env: Any, seconds: float):
         super().__init__()
@@ -199,7 +199,7 @@ class _Play(BaseCallback):
         for index in self.locals["dones"].nonzero()[0].tolist():
             info, has_both_flags = self.locals["infos"][index], self.recorder is not None and all(self.recorder.flags)
             kind = "truncated" if info.get("TimeLimit.truncated") else "both" if has_both_flags else "terminated"
-            if "episode" in info or not self.is_gymnasium:  # not the step that resets, which seems an episode of its own
+            if "episode" in info or not self.is_gymnasium:  # a step that only resets looks like an episode, but is none
                 self.lengths[kind].append(int(self.n_steps[index]))
             self.n_steps[index] = 0
             new, last = observation_at(self.locals["new_obs"], index), info.get("terminal_observation")

@@ -144,8 +144,8 @@ def leave_group() -> None:
 
 def _wait_for_torchrun(error: Exception, store: "dist.Store") -> None:
     """
-    Let ``torchrun`` report the error that came first on this machine. It ends all processes when it sees that one has ended,
-    so those that fail later, or have merely lost another one, wait for that.
+    Let ``torchrun`` report the first error on this machine. When one process has ended, ``torchrun`` ends all others; so a
+    process that fails later, or has merely lost another process, waits to be ended.
     """
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return
@@ -198,8 +198,8 @@ def average_gradients(parameters: Sequence[nn.Parameter], values: th.Tensor) -> 
 
 def moments(values: np.ndarray, device: th.device | str = "cpu") -> tuple[float, float]:
     """
-    Return the mean and the standard deviation (of the population) of the values of all processes, of any shape, but of one
-    size in every process. The group's backend must know the device.
+    Return the mean and the standard deviation (of the population) of the values of all processes. The arrays may have any
+    shape, but must be of the same size in every process. The group's backend must know the device.
     """
 
     def mean(array: np.ndarray) -> float:
@@ -273,7 +273,7 @@ def _comparable_text(value: Any) -> str:
 
 
 def seed_apart(device: th.device) -> None:
-    """Seed each process differently where two would otherwise draw the same actions, which are drawn on this device."""
+    """Seed each process differently if two would otherwise draw the same actions; ``device`` is where they are drawn."""
     state = th.cuda.get_rng_state(device) if device.type == "cuda" else th.get_rng_state()
     states = gather(sha256(state.numpy().tobytes()).digest())
     if len(set(states)) < len(states):

@@ -42,7 +42,7 @@ class WorkerError(RuntimeError):
 
 
 class ProcessGroupError(RuntimeError):
-    """Raised when processes that train together do not meet, or one has lost another, which has failed or ended."""
+    """Raised when processes that train together do not all connect, or when another of them has failed or ended."""
 
 
 def warn(message: str) -> None:
@@ -57,7 +57,7 @@ ADVISED: set[str] = set()  # topics of the advice that this process has given
 
 
 def advise(topic: str, message: str) -> None:
-    """Warn once, under torchrun in the first process. Where a filter makes errors of warnings, print: advice ends no run."""
+    """Warn once, under torchrun only in the first process. If a filter turns warnings into errors, print the advice."""
     if topic not in ADVISED and os.environ.get("RANK", "0") == "0":
         ADVISED.add(topic)
         try:
@@ -81,8 +81,8 @@ def printable(text: str, longest: int = MAX_MESSAGE) -> str:
 
 def cause(error: BaseException) -> str:
     """
-    Return the first line that does not just announce the next one, of the output of the C++ compiler, or of the message of the
-    error that caused all others.
+    Return the first line that does not end in a colon, of the C++ compiler's output if there is any, otherwise of the message
+    of the error that caused all others.
     """
     while (inner := getattr(error, "inner_exception", None) or error.__cause__) is not None:
         error = inner
@@ -183,7 +183,7 @@ def pip_install(extra: str) -> str:
 
 
 def remedy_for_environment(name: str) -> str | None:
-    """Return how to make an unknown environment known, or None if it does not belong to a family that is still unknown."""
+    """Return how to install or register an environment's family if it is in ``ENVIRONMENTS`` but unregistered, else None."""
     for pattern, module, extra, remedy in ENVIRONMENTS:
         if re.search(pattern, name) and not any(re.search(pattern, known) for known in gymnasium.registry):
             return remedy if find_spec(module) else pip_install(extra)

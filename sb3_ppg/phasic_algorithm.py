@@ -59,12 +59,12 @@ from sb3_ppg.training.session import Session, training
 
 
 class PhasicAlgorithm(PhasicInterface):
-    """Base class of ``PPG``, which adds Algorithm 1: what SB3 expects of an algorithm."""
+    """Base class of ``PPG``, with everything that SB3 expects of an algorithm; ``PPG`` adds Algorithm 1."""
 
     @staticmethod
     @override
     def _wrap_env(env: GymEnv | VectorEnv | str, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
-        """Take vector environments of Gymnasium and, as the constructor does, names, too; see SB3's method."""
+        """Wrap environments as SB3 does; also take Gymnasium's vector environments and, like the constructor, IDs."""
         venv: Any = maybe_make_env(cast(Any, env), verbose)
         check_environment(venv)
         if isinstance(venv, VectorEnv):
@@ -194,8 +194,8 @@ class PhasicAlgorithm(PhasicInterface):
         of the next call.
 
         :raises ArgumentError: if attributes cannot work together
-        :raises NonFiniteError: if an observation, a reward, a loss or a gradient is NaN or infinite. After this error and
-            the next one, if there is a single process, callbacks are told that the run has ended
+        :raises NonFiniteError: if an observation, a reward, a loss or a gradient is NaN or infinite. After this error or a
+            ``WorkerError`` in a single process, callbacks are told that the run has ended
         :raises WorkerError: if the process of an environment has died
         :raises ProcessGroupError: if another process has failed
         :raises SystemExit: after SIGTERM, when the iteration is finished and a ``PhasicCheckpointCallback`` has saved it
@@ -215,7 +215,7 @@ class PhasicAlgorithm(PhasicInterface):
         self.session.callback = callback
 
     def _log_and_end(self, on_training_end: Callable[[], None]) -> None:
-        """End a run, after its last values have been written, which SB3 would lose: it dumps the log before each update."""
+        """End a run after writing its last values, which SB3 would lose because it dumps the log before each update."""
         try:
             if self.session.is_logged and self.logger.name_to_value:
                 values = dict(self.logger.name_to_value)
@@ -321,7 +321,7 @@ class PhasicAlgorithm(PhasicInterface):
         super().set_env(cast(GymEnv, env), force_reset)
         if force_reset and is_another:
             self.time_limits = TimeLimits()
-        if self.session is None and "rollout_buffer" in vars(self):  # in a run, a rollout is learned from first
+        if self.session is None and "rollout_buffer" in vars(self):  # in a run, the next rollout does this
             store_floats(self.rollout_buffer, self.env)
         self._tell_weights()
 

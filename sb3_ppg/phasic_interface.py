@@ -31,7 +31,7 @@ from sb3_ppg.optim.compiled import CompiledTraining, is_worthwhile, missing_comp
 from sb3_ppg.optim.micro_batches import fitting_micro_batch_size
 from sb3_ppg.policies import CnnPolicy, MixedPrecision, MlpPolicy, MultiInputPolicy, PhasicActorCriticPolicy
 
-# Algorithms whose plain policy classes mean the names of ours, by the algorithm of ours
+# The counterpart of each of our algorithms; its plain policy classes are accepted in place of our policies' names
 COUNTERPARTS: dict[str, Any] = {"PPG": PPO, "RecurrentPPG": RecurrentPPO, "MaskablePPG": MaskablePPO}
 # Attributes that count how far a run has come
 COUNTERS = ("num_timesteps", "_n_updates", "_n_rollouts", "_n_aux_phases")
@@ -39,9 +39,9 @@ COUNTERS = ("num_timesteps", "_n_updates", "_n_rollouts", "_n_aux_phases")
 
 class PhasicInterface(OnPolicyAlgorithm):
     """
-    The constructor, and the members of an algorithm that checks of arguments, the collection of rollouts, the guards of a run,
-    its files, the prior and warm starts use. All other parts get what they use. ``PhasicAlgorithm`` completes it; ``PPG``
-    documents the arguments.
+    The constructor, and the members of an algorithm that other modules use: checks of arguments, collection of rollouts,
+    guards of a run, files, the prior and warm starts. All other modules get only what they need. ``PhasicAlgorithm``
+    completes this class; ``PPG`` documents the arguments.
     """
 
     policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {
@@ -77,7 +77,7 @@ class PhasicInterface(OnPolicyAlgorithm):
     memory: dict[str, th.Tensor]  # of the policy before the next step, (n_envs, ...) by name; empty without memory
     _last_obs: Any
     _last_episode_starts: Any
-    _warmup_end: int = 0  # number of steps, with the environments with which the run began
+    _warmup_end: int = 0  # step at which the value warm-up ends, for the run's first environments
     _compiles_updates: bool | None = None  # in the latest run
     _log_folder: str = ""  # of the latest run's logger
     # Numbers of stored and replayed rollouts that a loaded model is waiting for; None once they have been loaded or given up
@@ -276,7 +276,7 @@ class PhasicInterface(OnPolicyAlgorithm):
 
     def aux_samples_per_batch(self) -> int:
         """Return the number of samples in an auxiliary minibatch, by default a sixteenth of a rollout."""
-        # With memory, of a phase, because samples of a sequence are similar
+        # With memory, a sixteenth of a phase, because samples of a sequence are similar
         n_samples = self.aux_buffer.n_samples if self.policy.has_memory else self.n_steps * self.n_envs
         return self.aux_batch_size or max(math.ceil(n_samples / 16), self.batch_size)
 

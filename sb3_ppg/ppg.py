@@ -222,8 +222,8 @@ class PPG(PhasicAlgorithm):
 
     def _prepare(self, latest: Rollout, kinds: Sequence[Kind]) -> Rollout:
         """
-        Prepare the latest rollout and replayed ones: value targets, advantages, value unit, the objective's data. Return the
-        latest one with the values that were predicted when it was collected, and their targets.
+        Prepare the latest rollout and replayed ones: value targets, advantages, value unit, the objective's data. Return a
+        copy of the latest one that keeps the values predicted at its collection, and their targets.
         """
         objective, replay = self.objective, self.replay
         check_rollout(self, latest)
@@ -266,7 +266,7 @@ class PPG(PhasicAlgorithm):
             is_new = getattr(head, "is_new", False)
             outputs = (old_values - head.mean.cpu().numpy()) / head.std.cpu().numpy() if is_new else None
             change_value_units(self.policy, self.optimizers, rollout.arrays["targets"], weight)
-            if outputs is not None:  # the head predicts others now, which losses compare with these
+            if outputs is not None:  # losses compare old values with the head's new ones
                 values = head.mean.cpu().numpy() + head.std.cpu().numpy() * outputs
                 rollout.arrays["old_values"] = values.astype(old_values.dtype)
         elif self.policy.value_unit != 1.0:
@@ -295,7 +295,7 @@ class PPG(PhasicAlgorithm):
             "auxiliary": (self.aux_optimizer, self.aux_lr_schedule),
         }[kind]
         progress = self._current_progress_remaining
-        if kind == "auxiliary" and self.aux_buffer.progress:  # at its end, the last phase may have a learning rate of 0
+        if kind == "auxiliary" and self.aux_buffer.progress:  # else the rate of a run's last phase may be 0
             progress = float(np.mean(self.aux_buffer.progress))
         limits: Any = (self.resolved_micro_batch_size(), self.max_grad_norm, self.target_kl)
         rate, coefficients = schedule(progress), self.coefficients(progress)

@@ -57,9 +57,9 @@ class Prior:
 
     def before_step(self, model: PhasicInterface, env: VecEnv, rollout_buffer: Any, inputs: dict[str, Any]) -> None:
         """
-        Look at the latest observations while a rollout is collected. At its end, the buffer has an array ``prior``,
-        (n_steps, n_envs, P): the parameters of π_prior(.|s). Without LSTMs, many steps share a forward pass. ``inputs`` are
-        those of ``PPG.act``, of which the prior needs action masks.
+        Take the latest observations while a rollout is collected. Once it is complete, the array ``prior`` of the buffer,
+        (n_steps, n_envs, P), holds the parameters of π_prior(.|s). Without LSTMs, many steps share a forward pass. From
+        ``inputs``, the policy's inputs in this step, the prior uses the action masks.
         """
         if rollout_buffer.pos == 0:
             self._waiting = []
@@ -128,7 +128,7 @@ class Prior:
 
 
 def policy_signature(agent: Any) -> str:
-    """Return the spaces and the kind of action distribution of an agent, which those of a model must equal."""
+    """Return a text with an agent's spaces and kind of action distribution; a prior and its model must have the same."""
     distribution = getattr(agent.policy, "action_dist", None)
     if distribution is None:
         raise ArgumentError(f"{type(agent).__name__} has no action distribution: clone it by warm_start(data, agent=...)")

@@ -97,7 +97,7 @@ class RecurrentPPG(PPG):
             self._check_sequences("value_batch_size", self.objective.value_batch_size, self.objective.value_batch_size)
 
     def _check_sequences(self, argument: str, value: int, size: int) -> None:
-        """Refuse an argument that leads to ``size`` samples of a rollout in a minibatch, but short sequences."""
+        """Refuse an argument if ``size`` samples of a rollout in a minibatch would have to be much shorter sequences."""
         length = longest_equal_part(self.n_steps, size)
         if 2 * length < min(self.n_steps, size):
             raise ArgumentError(

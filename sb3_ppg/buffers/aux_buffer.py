@@ -24,7 +24,7 @@ from sb3_ppg.errors import ArgumentError
 
 class AuxBuffer:
     """
-    The arrays that the auxiliary phase needs of the rollouts since the last one, or, with ``capacity``, of the latest ones.
+    The arrays that the auxiliary phase needs, of the rollouts since the last phase or, with ``capacity``, the latest rollouts.
 
     A *sequence* is one environment's part of one rollout: ``n_steps`` consecutive samples, or, with ``single_samples``, one.
     Sequences are numbered rollout by rollout, then environment by environment, then by time.
@@ -69,7 +69,7 @@ class AuxBuffer:
 
     @contextmanager
     def phase(self) -> Iterator[None]:
-        """Surround an auxiliary phase. After it, even if it has failed, the next phase waits for new rollouts."""
+        """Context manager around an auxiliary phase. After the phase, even a failed one, the next waits for new rollouts."""
         try:
             yield
         finally:

@@ -11,7 +11,7 @@ from sb3_ppg.distributed import n_local_processes
 from sb3_ppg.errors import ArgumentError
 
 CGROUP_ROOT, OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
-# Of each version: a group's line, its folder, files with limit and usage, and the caches among its statistics
+# For each cgroup version: pattern of a group's line, root folder, files with limit and usage, entry of caches in memory.stat
 VERSIONS = (
     ("0:", "", "memory.max", "memory.current", "inactive_file"),
     (r"\d+:(?:.*,)?memory(?:,.*)?", "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
@@ -29,7 +29,7 @@ def available_memory() -> int:
 
 
 def check_room(needed: int, available: int, place: str) -> None:
-    """Raise an ``ArgumentError`` if the processes of this machine need more bytes, each ``needed``, than are available."""
+    """Raise an ``ArgumentError`` if this machine's processes, with ``needed`` bytes each, need more than ``available``."""
     needed *= n_local_processes()
     if needed > available:
         raise ArgumentError(f"The observations to keep take {needed:,} more bytes; only {available:,} are available {place}")

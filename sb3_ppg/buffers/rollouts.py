@@ -1,4 +1,4 @@
-"""Rollouts and batches of their samples for both phases; what a buffer of SB3 holds when it is full; GAE; types."""
+"""Rollouts, copied from full buffers of SB3; batches of their samples for both phases; GAE; integers stored as floats."""
 
 import math
 from collections import Counter, namedtuple
@@ -23,7 +23,7 @@ SB3_CLASSES = (RolloutBuffer, DictRolloutBuffer, MaskableRolloutBuffer, Maskable
 GATHERED_BYTES = 2**22
 Observations = np.ndarray | dict[str, np.ndarray]
 Kind = Literal["policy", "value"]  # of epochs; joint ones are the policy's
-# Names of a rollout's arrays, where SB3's buffer has others. Those of vector rewards stand in place of the combined ones
+# Our names for arrays that SB3's buffer calls otherwise. Arrays of vector rewards replace their weighted sums
 NAMES = {"values": "old_values", "log_probs": "old_log_prob", "returns": "targets"}
 NAMES |= {"vector_rewards": "rewards", "vector_values": "old_values", "vector_returns": "targets"}
 # What each minibatch of the policy phase has
@@ -35,8 +35,8 @@ class RolloutEnd(NamedTuple):
     The state after the last step of a rollout.
 
     :param observations: (n_envs, ...), or a dictionary of such arrays
-    :param values: V of them when the rollout was collected, (n_envs,); for vector rewards (n_envs, K)
-    :param dones: whether they begin an episode, (n_envs,)
+    :param values: V of these observations when the rollout was collected, (n_envs,); for vector rewards (n_envs, K)
+    :param dones: whether these observations begin an episode, (n_envs,)
     :param memory: the policy's memory after the step, arrays by name, (n_envs, ...). None: it has none
     """
 
@@ -55,13 +55,13 @@ class Rollout:
     """
     The arrays of a rollout by name, (n_envs, n_steps, ...), or (n_envs, 1, ...) for what each environment's part has once.
 
-    ``observations`` (may be a dictionary of arrays), ``actions``, ``rewards``, ``episode_starts``, ``old_values``: V(s) at
-    collection, ``old_log_prob``, ``advantages``, ``targets``: V_targ; ``component_weights``, with which rewards, values and
-    targets have K columns; ``action_masks``, ``lstm_states``, ``prior``; own arrays of a buffer; what ``Objective.extras``
-    returns; ``last_observations``, ``last_values``, ``last_dones``, with LSTMs ``last_lstm_states``: the state after the last
-    step, once.
+    The names are ``observations`` (may be a dictionary of arrays), ``actions``, ``rewards``, ``episode_starts``,
+    ``old_values`` (V(s) at collection), ``old_log_prob``, ``advantages`` and ``targets`` (V_targ). Some rollouts also have
+    ``component_weights`` (rewards, values and targets then have K columns), ``action_masks``, ``lstm_states``, ``prior``, a
+    buffer's own arrays, what ``Objective.extras`` returns and, once per environment, the state after the last step:
+    ``last_observations``, ``last_values``, ``last_dones`` and, with LSTMs, ``last_lstm_states``.
 
-    :param states: names of arrays of which a sequence of samples has the first step's alone
+    :param states: names of arrays from which a sequence of samples has only the first step
     :param uses: number of epochs of each kind that have used the rollout
     """
 
@@ -72,8 +72,8 @@ class Rollout:
     @classmethod
     def of(cls, buffer: RolloutBuffer, end: RolloutEnd | None = None, steps: slice = slice(None)) -> Self:
         """
-        Copy the arrays of a full buffer. Nothing else knows its order, (n_steps, n_envs, ...). A buffer that was reset by
-        ``reset_rollout_buffer`` gives its own arrays up, one after the other, and has views of the copies in their place.
+        Copy the arrays of a full buffer. Nothing else depends on their order, (n_steps, n_envs, ...). In a buffer that was
+        reset by ``reset_rollout_buffer``, views of the copies replace the original arrays one by one, to save memory.
 
         :param end: state after the rollout. None: it is not known, and nothing needs it
         :param steps: some of the steps
@@ -99,7 +99,7 @@ class Rollout:
         return replace(self, arrays={name: self.arrays[name] for name in names})
 
     def kept(self, names: Iterable[str]) -> "Rollout":
-        """Return what the auxiliary phase keeps: these arrays, and of states those before the first step."""
+        """Return what the auxiliary phase keeps: the arrays with these names; of states, only those before the first step."""
         kept = self.select(names)
         firsts = {name: kept.arrays[name][:, :1].copy() for name in self.states if name in kept.arrays}
         return replace(kept, arrays={**kept.arrays, **firsts})
@@ -263,8 +263,8 @@ def _is_sb3s(rollout_buffer: RolloutBuffer, method: str) -> bool:
 
 def reset_rollout_buffer(rollout_buffer: RolloutBuffer) -> None:
     """
-    Reset a rollout buffer, and note in its ``replaceable`` which arrays its class has assigned anew: as it will at the next
-    reset, instead of writing to the old ones, these may be others by then.
+    Reset a rollout buffer, and note in its ``replaceable`` which arrays the reset has created. Until the next reset, which
+    will create them again instead of writing to the old ones, ``Rollout.of`` may replace them.
     """
     if vars(rollout_buffer).pop("has_prior", False):
         del vars(rollout_buffer)["prior"]  # of the rollout before
@@ -286,7 +286,7 @@ def add_step(
     also: Mapping[str, Any],
 ) -> None:
     """
-    Add a step to a buffer; does the same as SB3's own ``add``, which copies arrays twice, on their way through torch.
+    Add a step to a buffer, like SB3's own ``add``, but copy arrays once instead of twice (SB3 passes them through torch).
 
     :param also: further arguments of a class's own ``add``
     """
@@ -415,7 +415,7 @@ def gae(
 def store_floats(rollout_buffer: RolloutBuffer, env: VecEnv | None) -> None:
     """
     Make a rollout buffer keep floats where SB3's would truncate them to integers: sampled actions in a Box of integers, and
-    integer observations that ``VecNormalize`` normalizes. If this changes its arrays, they are empty then.
+    integer observations that ``VecNormalize`` normalizes. If this changes its arrays, the buffer is reset.
     """
     spaces_before = rollout_buffer.observation_space, rollout_buffer.action_space
     rollout_buffer.action_space = in_floats(rollout_buffer.action_space)

@@ -76,7 +76,7 @@ class Evaluations(BaseCallback):
 
     @override
     def _on_rollout_start(self) -> None:
-        """Note the seconds for a checkpoint, which is saved after this; off-policy algorithms have none."""
+        """Store the seconds so far in the model, for the next checkpoint; off-policy algorithms have no checkpoints."""
         if isinstance(self.model, OnPolicyAlgorithm):
             vars(self.model)["_taken"] = self.clock() - self.start, self._compile_seconds()
 

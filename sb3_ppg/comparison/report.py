@@ -78,7 +78,7 @@ class Comparison(NamedTuple):
     # ---- the verdict ----
 
     def verdict(self) -> list[list[str]]:
-        """Return the rows of a table, the first of which is its head: is the first contestant ahead of each of the others?"""
+        """Return a table, head first, that says whether the first contestant is ahead of each of the others."""
         first, *others = self.settings
         pairs = {(other, view): self.alone(first, other) for view in VIEWS for other in others}
         returns = {key: [*pair.returns(key[1]).values()] for key, pair in pairs.items()}
@@ -95,10 +95,10 @@ class Comparison(NamedTuple):
         return rows
 
     def _seeds_needed(self, better: Estimate, n_comparisons: int) -> str:
-        """Return with how many seeds a difference as large as the ends of its interval would be found."""
+        """Return a text: how many seeds could tell contestants apart if the truth were at either end of the interval."""
         if np.isnan(better.low):
             return ""
-        error = error_of(self.look + 1) / n_comparisons  # of the verdict with them
+        error = error_of(self.look + 1) / n_comparisons  # of the next verdict, with more seeds
         fewest, most = sorted(seeds_needed(end, error) for end in (better.low, better.high))
         most = np.inf if better.low <= 0.5 <= better.high else most
         fewest = max(fewest, self.n_seeds() + 1)
@@ -179,7 +179,7 @@ class Comparison(NamedTuple):
 
 
 def _band(returns: pd.DataFrame) -> tuple[Any, Any]:
-    """Return the bounds of the bootstrap interval of the mean at each point; with too few seeds for one, of their range."""
+    """Return the bounds of the mean's bootstrap interval at each point or, with too few seeds for it, the extreme returns."""
     n_seeds = returns.shape[1]
     if n_seeds < MIN_SEEDS:
         return returns.min(axis=1), returns.max(axis=1)

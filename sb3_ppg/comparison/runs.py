@@ -19,8 +19,8 @@ from sb3_ppg.comparison.evaluations import Evaluations
 from sb3_ppg.errors import ArgumentError
 
 FINISHED = "finished"  # file in the folder of a run that has ended well
-# `sb3-ppg`, which ends with the process that has started it, even if that is killed: then its input ends. On Windows, a thread
-# that reads the input blocks imports of NumPy (numpy#24290), so it waits for the process
+# Run `sb3-ppg`, and end when the process that started it ends or is killed, because the input ends then. On Windows, a thread
+# that reads the input would block imports of NumPy (numpy#24290), so the thread waits for the starting process instead
 PROGRAM = """
 import os, sys, threading
 def end():
@@ -75,8 +75,8 @@ class Run:
 
     def start(self) -> subprocess.Popen:
         """
-        Start the process, which goes on from a checkpoint if there is one. There is none unless the options have a
-        ``--save-freq``, because seconds are those of training. Ctrl-C does not reach it: ``train`` would save its model.
+        Start the process, which continues from a checkpoint if there is one. Without ``--save-freq`` in the options, none is
+        saved, because saving would count as training time. Ctrl-C does not reach the process: ``train`` would save its model.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         arguments = dict(file=str(self.file.resolve()), n_timesteps=self.n_timesteps, clock=self.clock)
@@ -112,7 +112,7 @@ class Run:
 
 def carry_out(runs: Sequence[Run], n_jobs: int = 1) -> None:
     """
-    Carry out the runs that are not finished, and show when all will be. The first that fails ends the others.
+    Carry out the unfinished runs, and show when all will be finished. The first run that fails ends the others.
 
     :param n_jobs: runs at a time
     :raises ArgumentError: if a run fails

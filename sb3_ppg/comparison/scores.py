@@ -85,7 +85,7 @@ def rank_test(own: np.ndarray, other: np.ndarray) -> float:
 
 def corrected_p_values(pairs: Iterable[Sequence[np.ndarray]]) -> list[float]:
     """
-    Return the p-value of each comparison of two, after Holm's correction for their number.
+    Return the p-value of each comparison, after Holm's correction for the number of comparisons.
 
     :param pairs: returns of both contestants' runs, (n_seeds,)
     """
@@ -98,8 +98,8 @@ def corrected_p_values(pairs: Iterable[Sequence[np.ndarray]]) -> list[float]:
 
 def error_of(look: int) -> float:
     """
-    Return the p-value up to which a verdict tells contestants apart: half of 5 % in the first, and half of the one before in
-    each later one, which more seeds call for. So all verdicts together are wrong in at most 5 % of comparisons of equals.
+    Return the p-value up to which a verdict tells contestants apart: 2.5 % for the first verdict, and half of the value before
+    for each later one, with more seeds. So all verdicts together are wrong in at most 5 % of comparisons of equals.
 
     :param look: number of the verdict, from 1
     """
@@ -112,7 +112,7 @@ def enough_seeds(n_comparisons: int, look: int = 1) -> int:
 
 
 def too_few_seeds(n_seeds: int, n_comparisons: int, look: int) -> str:
-    """Return a sentence if a verdict of so few seeds cannot tell anything apart, with the number that would do, or no text."""
+    """Return a warning, with the number of seeds that would do, if so few cannot tell anything apart; else an empty text."""
     if n_seeds >= (enough := enough_seeds(n_comparisons, look)):
         return ""
     smallest, allowed = 2 / math.comb(2 * n_seeds, n_seeds), error_of(look) / n_comparisons

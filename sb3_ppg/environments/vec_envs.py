@@ -95,8 +95,8 @@ def _possible_state(env: VectorEnv) -> Iterator[str]:
 
 class _ToNumPy(VectorWrapper):
     """
-    Converts all arrays, such as those of JAX, to NumPy's, and copies them, because Gymnasium may use its own again. Leaves out
-    of the infos what is said of all environments together, such as a mean, because ``DictInfoToList`` has no place for it.
+    Copies all arrays, such as those of JAX, to new NumPy arrays, because Gymnasium may reuse its own. Removes infos about all
+    environments together, such as a mean, because ``DictInfoToList`` has no place for them.
     """
 
     @override
@@ -149,7 +149,7 @@ class GymnasiumVecEnv(EpisodicVecEnv):
         self.env, self._base_env = DictInfoToList(_ToNumPy(env)), cast(Any, env.unwrapped)
         self.mode = AutoresetMode(
             env.metadata.get("autoreset_mode")
-            if env.metadata is not VectorEnv.metadata  # in which ale-py 0.12.1 writes the mode of its latest environment
+            if env.metadata is not VectorEnv.metadata  # ale-py 0.12.1 stores its latest environment's mode in that dict
             else getattr(self._base_env, "autoreset_mode", None)
         )
         self._wraps_single_envs = isinstance(self._base_env, SyncVectorEnv | AsyncVectorEnv)
@@ -236,7 +236,7 @@ class GymnasiumVecEnv(EpisodicVecEnv):
         self.reward_weights = np.asarray(weights)
 
     def _combined(self, rewards: np.ndarray) -> np.ndarray:
-        """Return scalar rewards, (num_envs,), of such or of vectors, (num_envs, K)."""
+        """Return scalar rewards, (num_envs,): scalars as they are, vectors, (num_envs, K), as weighted sums."""
         if np.ndim(rewards) == 1:
             return rewards
         if self.reward_weights is None or len(self.reward_weights) != rewards.shape[1]:

@@ -50,7 +50,7 @@ class TimeLimits:
             if self.ignored is True or self.ignored == length:
                 infos[index] = {**infos[index], "TimeLimit.truncated": True}
             self.ends[length] += 1
-            # Not by an end after one step, as of a step that is lost because a vector environment resets in it
+            # An end after one step does not count: it may be the step in which a vector environment resets
             self.are_reported |= length > 1 and bool(infos[index].get("TimeLimit.truncated", False))
             if not self.has_warned and self.hidden == length:
                 self.has_warned = True
@@ -135,8 +135,8 @@ def check_first_observations(env: VecEnv, observations: VecEnvObs) -> None:
 
 def check_finite(normalizers: list[VecNormalize], numbers: list[Numbers], when: str) -> None:
     """
-    Raise ``NonFiniteEnvironmentError`` if a number, or a mean or variance of ``VecNormalize``, is NaN or infinite. With the
-    arrays, or dictionaries of arrays, come their names and the index of the environment; None for all, (n_envs, ...).
+    Raise ``NonFiniteEnvironmentError`` if a number, or a mean or variance of ``VecNormalize``, is NaN or infinite. Each entry
+    of ``numbers`` is a name, an array or dictionary of arrays, and the index of its environment (None: all, (n_envs, ...)).
     """
     for name, values, index in numbers:
         for key, part in values.items() if isinstance(values, dict) else [(None, values)]:

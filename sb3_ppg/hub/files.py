@@ -118,7 +118,7 @@ class _SizesOnly(TorchFunctionMode):
 
 
 def check_sizes(model: PPG, arrays: Arrays) -> None:
-    """Compare the networks that a model is going to have with the arrays of a file, and its rollouts with this machine."""
+    """Compare a future model's networks with the arrays of a file, and the size of its rollouts with this machine's memory."""
     made = copy.copy(model)
     made.device, made.env, made.n_steps, made.n_envs = META, None, 2, 1  # some objectives need two steps
     made._maybe_recommend_cpu = lambda *_: None  # type: ignore[method-assign] # it would take the device for a GPU
@@ -147,7 +147,7 @@ def all_arrays(model: PPG) -> dict[str, th.Tensor]:
 
 @th.no_grad()
 def load_arrays(model: PPG, arrays: Arrays) -> None:
-    """Read the weights and optimizer states of a new model, which are all arrays that are left."""
+    """Read the weights and optimizer states of a new model; raise an error if arrays are left over."""
     for name, optimizer in _optimizers(model).items():
         parameters = parameters_of(optimizer)
         for parameter in parameters:

@@ -185,8 +185,8 @@ def read_model(
     folder: Path, device: th.device | str = "cpu", custom_objects: Mapping[str, Any] | None = None, n_envs: int | None = None
 ) -> tuple[PPG, VecNormalize | None]:
     """
-    Read a model as ``from_pretrained`` does, but for ``n_envs`` environments (None: as many as it had), and its normalization,
-    around environments that cannot be stepped; None if it was trained without.
+    Read a model as ``from_pretrained`` does, but for ``n_envs`` environments (None: as many as it had). Also return its
+    ``VecNormalize``, around environments that cannot be stepped, or None if it was trained without one.
     """
     if not os.path.lexists(folder / DESCRIPTION):
         raise ModelFormatError(

@@ -166,7 +166,7 @@ def names_no_file(values: Any) -> bool:
 
 
 def _environment(model: PPG) -> tuple[str | None, dict[str, Any]]:
-    """Return name and arguments with which ``make_vec_env`` makes the model's environment; None if that is not all."""
+    """Return name and arguments by which ``make_vec_env`` makes the model's environment; None if they are not enough."""
     # Loading adds these wrappers, or they change nothing
     known = (VecNormalize, VecTransposeImage, VecMonitor, DummyVecEnv, SubprocVecEnv)
     if not all(isinstance(layer, known) for layer in layers(model.env)):
@@ -180,7 +180,7 @@ def _environment(model: PPG) -> tuple[str | None, dict[str, Any]]:
         is_plain = names_no_file(kwargs)
     except (AttributeError, KeyError, TypeError, OSError, EOFError):
         return None, {}  # it has no name, options that are not plain data, or is closed
-    # Ours are known only after `sb3_ppg.zoo.register()`, those of a script only there
+    # Our environments are registered only after `sb3_ppg.zoo.register()`, a script's only in that script
     is_known = _package_of(spec) not in ("sb3_ppg", "__main__")
     return (spec.id, kwargs) if wrappers <= {"Monitor"} and is_plain and is_known else (None, {})
 

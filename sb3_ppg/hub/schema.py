@@ -58,7 +58,7 @@ class Discrete(Described):
 
 
 class MultiDiscrete(Described):
-    """``spaces.MultiDiscrete``, its arrays flat. Each dimension is an object in the distribution of actions."""
+    """``spaces.MultiDiscrete``, its arrays flat; at most 1000, because a distribution makes an object for each dimension."""
 
     nvec: Annotated[list[Annotated[int, Meta(ge=1, le=2**32)]], Meta(min_length=1, max_length=1000)]
     start: Annotated[list[Integer], Meta(max_length=1000)]
@@ -227,7 +227,7 @@ class Description(Struct, forbid_unknown_fields=True):
     format: Literal["sb3_ppg"]
     schema_version: Literal[1]
     versions: dict[Name, Version]
-    algorithm: Plain  # these three by `encode`
+    algorithm: Plain  # this and the next two as `encode` returns them
     policy: Plain
     arguments: dict[Name, Plain]
     observation_space: Space
@@ -235,7 +235,7 @@ class Description(Struct, forbid_unknown_fields=True):
     n_envs: Annotated[int, Meta(ge=1, le=2**16)]
     counters: Counters
     vec_normalize: Normalization | None  # None: its environments were not in `VecNormalize`
-    missing_rollouts: tuple[Count, Count] = (0, 0)  # of the phase and of the replay, which the model had
+    missing_rollouts: tuple[Count, Count] = (0, 0)  # numbers in the phase and in the replay, not in the files
 
 
 class Bounded(Struct):
@@ -264,7 +264,7 @@ CLASSES = {cls.__name__: cls for cls in LISTED}  # that a file may name
 
 def encode(value: Any, path: str, custom_objects: Mapping[str, Any]) -> Any:
     """
-    Encode a value for JSON. What JSON does not have is a dictionary with one key: "$class", "$custom", "$tuple", "$items" (a
+    Encode a value for JSON. Types that JSON lacks become a dictionary with one key: "$class", "$custom", "$tuple", "$items" (a
     dictionary whose keys are not all texts), "$linear" (a schedule) or "$reward_normalizer". Errors name the path.
     """
     if (name := _given_name(value, custom_objects)) is not None:
@@ -300,8 +300,8 @@ def encode(value: Any, path: str, custom_objects: Mapping[str, Any]) -> Any:
 
 def _given_name(value: Any, custom_objects: Mapping[str, Any]) -> str | None:
     """
-    Return the name of an object among the caller's. An SB3 zip file has copies of what a script defines, so classes and
-    functions are known by module and name, functions also by ``partial``'s arguments or variables of the function around them.
+    Return an object's name in ``custom_objects``, or None. SB3's zip files hold copies of a script's classes and functions, so
+    these are recognized by module and name, functions also by ``partial``'s arguments and the variables that they enclose.
     """
 
     def identity(thing: Any) -> Any:

@@ -83,7 +83,7 @@ class AdvantageHeadObjective(Objective):
         return Losses(total, {**surrogate.terms, "advantage_loss": error, **latent_losses.terms}, surrogate.log_ratio)
 
     def _latent_losses(self, policy: PhasicActorCriticPolicy, latent: th.Tensor, batch: Any) -> Losses:
-        """Return further losses of the policy's network, of the features that its heads read: none here."""
+        """Return further losses on the features that the policy's heads read. None here; a subclass may add some."""
         return Losses(latent.new_zeros(()), {})
 
     @override
@@ -99,8 +99,8 @@ class AdvantageHeadObjective(Objective):
 
 class OrderObjective(AdvantageHeadObjective):
     """
-    IDAAC: DAAC with an adversary, which learns to predict from the policy network's features of two frames of a level which
-    frame came first in its episode. The policy network learns features from which this cannot be predicted.
+    IDAAC: DAAC with an adversary. From the policy network's features of two frames of a level, the adversary learns to predict
+    which frame came earlier in its episode, and the policy network learns features that do not reveal this.
 
     The level of a frame is the entry ``level_key`` of the environment's infos. Without this entry, each episode is a level.
     Arguments that are not listed here are those of ``AdvantageHeadObjective``.
@@ -151,7 +151,7 @@ class OrderObjective(AdvantageHeadObjective):
         n_envs = len(episode_starts)
         if not self.levels or len(self.levels[-1]) != n_envs:
             self.levels, self.episode_steps = [self._new_levels(n_envs)], [np.zeros(n_envs, dtype=np.int64)]
-        # By `learn` or `set_env`, which reset all environments, not at the end of an episode
+        # Whether `learn` or `set_env` has reset the environment (they reset all), instead of the end of an episode
         was_reset = episode_starts.astype(bool) & ((self.episode_steps[-1] > 0) | episode_starts.all())
         self.levels[-1] = np.where(was_reset, self._new_levels(n_envs), self.levels[-1])
         self.episode_steps[-1] = np.where(was_reset, 0, self.episode_steps[-1])

@@ -58,9 +58,9 @@ class Objective(nn.Module):
     masks in a batch. Its own networks are attributes, as in every ``nn.Module``: the policy's optimizers train their
     parameters, which are saved, shared and restored with the model.
 
-    An array ``weights`` of ``extras`` weights each sample's terms in the policy phase if it is one of ``policy_keys``, the
-    value losses of the auxiliary phase if it is one of ``aux_keys``, where ``aux_weights`` takes its place. The KL term
-    of the auxiliary phase, and terms that a relative adds, such as DAAC's advantage error, are not weighted.
+    ``extras`` may return an array ``weights``, which weights the samples: in the policy phase if ``policy_keys`` names it, in
+    the value losses of the auxiliary phase if ``aux_keys`` does (there, ``aux_weights`` replaces it). The KL term of the
+    auxiliary phase, and terms that a relative adds, such as DAAC's advantage error, are not weighted.
 
     :param policy: policy in training, to make networks of matching sizes or copies of it. Do not keep it: each method gets it
     :param dual_clip: see ``losses.policy_gradient_loss``; DI-engine has 3 or 5. None: no dual clipping, as in the paper
@@ -72,9 +72,9 @@ class Objective(nn.Module):
     :raises ArgumentError: for a number that cannot work
     """
 
-    # Names of a rollout's arrays, see ``Rollout``, that minibatches of the policy phase have beside ``POLICY_KEYS``
+    # Names of a rollout's arrays that minibatches of the policy phase have in addition to ``POLICY_KEYS``, see ``Rollout``
     policy_keys: tuple[str, ...] = ()
-    # Names of those that the auxiliary phase keeps, beside observations, targets and inputs of the policy
+    # Names of the arrays that the auxiliary phase keeps in addition to observations, targets and the policy's inputs
     aux_keys: tuple[str, ...] = ()
     # The only architecture of the policy that can work. None: any
     architecture: ClassVar[str | None] = None
@@ -86,7 +86,7 @@ class Objective(nn.Module):
     shuffles_sequences: ClassVar[bool] = True
     # Whether auxiliary minibatches must consist of whole sequences, because a loss uses the samples that follow a sample
     needs_whole_sequences: ClassVar[bool] = False
-    # Whether it needs the state after a rollout
+    # Whether the objective needs the state after a rollout
     needs_rollout_end: ClassVar[bool] = False
     # Whether micro-batches would change the losses by more than rounding
     needs_whole_minibatches: ClassVar[bool] = False
@@ -229,9 +229,9 @@ class Objective(nn.Module):
         self, head: nn.Module, latent: th.Tensor, batch: Any, unit: float, clip_range_vf: float | None = None
     ) -> th.Tensor:
         """
-        Return the loss of a value head in either phase, clipped by ``value_clip`` or ``clip_range_vf``, by ``value_loss``.
+        Return a value head's loss in either phase, of kind ``value_loss``, clipped by ``value_clip`` or ``clip_range_vf``.
 
-        :param latent: features that it reads, (B, latent dimension)
+        :param latent: features that the head reads, (B, latent dimension)
         :param unit: the value unit
         :param clip_range_vf: in value units, or None for no clipping
         :return: scalar
@@ -290,20 +290,20 @@ class Objective(nn.Module):
         return policy.actions.parameters(policy.evaluate_batch(batch, reads=("distribution",)).distribution)
 
     def kl_to_recorded(self, policy: PhasicActorCriticPolicy, distribution: Distribution, recorded: th.Tensor) -> th.Tensor:
-        """Return KL(π_old(.|s), π(.|s)), (B,), in nats; ``recorded``: result of the method, (B, P)."""
+        """Return KL(π_old(.|s), π(.|s)), (B,), in nats, from what the method ``recorded`` returned, (B, P)."""
         return policy.actions.kl_divergence(distribution, recorded)
 
     # ---- moments ----
 
     def n_value_epochs(self, n_value_epochs: int) -> int:
         """
-        Return the number of value epochs on this rollout, given the algorithm's argument, which is not None here. Not called
-        for the rollouts of ``n_value_warmup``, all of which have that number.
+        Return the number of value epochs on this rollout; ``n_value_epochs`` is the algorithm's argument, never None here. The
+        rollouts of ``n_value_warmup`` always have that number, and this method is not called for them.
         """
         return n_value_epochs
 
     def is_due(self, n_samples: int) -> bool:
-        """Return whether to run the auxiliary phase, after a rollout before which ``n_samples`` samples were collected."""
+        """Return whether to run the auxiliary phase now; ``n_samples``: samples collected before the latest rollout."""
         return True
 
     def before_rollout(self, episode_starts: np.ndarray) -> None:

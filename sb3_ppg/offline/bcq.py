@@ -311,7 +311,7 @@ class BCQ(OffPolicyAlgorithm):
 
 
 class _ProgressBar(ProgressBarCallback):
-    """SB3's, which would count a step of each environment."""
+    """SB3's progress bar, advanced by one per gradient step instead of by the number of environments."""
 
     @override
     def _on_step(self) -> bool:

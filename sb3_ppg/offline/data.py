@@ -389,7 +389,7 @@ def save_as_minari(
     :param data: transitions in the order of their episodes
     :param name: new name, such as "pendulum/half-trained-v0"
     :param env_id: ID or specification of the environment. The specification is stored if it can be written and makes an
-        environment with these spaces, which that of frames in ``VecFrameStack`` does not
+        environment with these spaces (not if ``VecFrameStack`` has stacked its frames)
     :param algorithm: name of the algorithm that acted
     :raises ArgumentError: if Minari does not accept the name, or has such a data set
     """

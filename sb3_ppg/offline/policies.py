@@ -211,7 +211,7 @@ class BCQPolicy(BasePolicy):
 
     @override
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *others: Any) -> None:
-        """Take as many of the codes as this policy has, and keep its own where there are fewer."""
+        """Load weights; take as many saved ``codes`` as this policy has; if there are fewer, keep its own for the rest."""
         if (name := f"{prefix}codes") in state_dict:
             saved = state_dict[name][: len(self.codes)].to(self.codes)
             state_dict = state_dict | {name: th.cat([saved, self.codes[len(saved) :]])}

@@ -88,7 +88,7 @@ class CompiledFunction:
         return self._compiled(*arguments)
 
     def give_up(self, reason: str, is_avoidable: bool = False) -> None:
-        """Leave the work to the caller from now on; tell a user who has asked for compiled code, or can avoid the reason."""
+        """Leave the work to the caller from now on. Warn if the user has asked for compiled code, or can avoid the reason."""
         if not self.has_failed and (self.training.is_asked_for or is_avoidable):
             warn(f"The {self.name} is not compiled: {reason}")
         self.has_failed = True
@@ -117,11 +117,11 @@ def _stacked(leaves: Sequence[Any], n: int) -> Any:
 
 class CompiledStep(CompiledFunction):
     """
-    Compiled optimizer steps on one kind of losses, or, without ``takes_step``, compiled gradients, because something must
-    happen between gradient and step. They are compiled once for each minibatch size.
+    Compiled optimizer steps on one kind of losses or, without ``takes_step``, only compiled gradients, if something must
+    happen between gradient and step. Each minibatch size is compiled once.
 
-    The caller runs the first minibatch of each update, which shows which parameters the losses reach and creates the
-    optimizer's state, and minibatches of a size that does not occur twice in a row, like a truncated minibatch.
+    The caller runs some minibatches in eager mode: the first one of each update, which shows which parameters the losses reach
+    and creates the optimizer's state, and those of a size that does not occur twice in a row, like a truncated minibatch.
     """
 
     def __init__(self, training: "CompiledTraining", update: Update, takes_step: bool):
@@ -163,8 +163,8 @@ class CompiledStep(CompiledFunction):
 
     def gradients(self, minibatches: Iterable[Any], eager: Callable[[Any], Gradient]) -> Generator[Gradient, None, None]:
         """
-        Compute the gradient of each minibatch of an epoch, and take the steps if ``takes_step``. Until the epoch ends, only an
-        objective that acts after each step finds the parameters and the optimizer's state up to date.
+        Compute the gradient of each minibatch of an epoch, and take the steps if ``takes_step``. Parameters and optimizer
+        state are only up to date when the epoch ends or, for an objective that acts after each step, after each step.
         """
         self._flat: FlatAdam | None = None
         self._latest: Sequence[th.Tensor] | None = None
@@ -235,7 +235,7 @@ class CompiledStep(CompiledFunction):
         if result is None:
             return None
         records, states, self._latest, number, stopped = result
-        is_limited = self._limits[1] is not None  # else nothing is read, for which a GPU would have to finish
+        is_limited = self._limits[1] is not None  # else read nothing, because that would wait for a GPU
         n, stopped = (int(number), bool(stopped)) if is_limited else (n, False)
         flat.groups = [group._replace(state=state) for group, state in zip(flat.groups, states, strict=True)]
         values, log_ratios, norms = (record[:n] for record in records)
@@ -281,8 +281,8 @@ class CompiledStep(CompiledFunction):
 class CompiledPolicy(CompiledFunction):
     """
     A compiled policy for a fixed number of environments. Actions are drawn from torch's generators, as in eager mode. In the
-    first step of a rollout, torch checks whether the networks have changed since they were compiled. Later steps call that
-    graph directly, because torch's guard check takes longer than the graph itself.
+    first step of a rollout, torch checks whether the networks have changed since they were compiled. Later steps call the
+    compiled graph directly, because this check takes longer than the graph itself.
     """
 
     def __init__(self, training: "CompiledTraining", policy: PhasicActorCriticPolicy):

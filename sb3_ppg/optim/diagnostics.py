@@ -53,7 +53,7 @@ class Everywhere(tuple):
 
 
 def forget_written(logger: Logger) -> None:
-    """Remove the values that were excluded everywhere: outputs of a user's may not ask for that."""
+    """Remove the values that were excluded everywhere, because a user's own outputs may ignore the exclusion."""
     for name in [name for name, excluded in logger.name_to_excluded.items() if isinstance(excluded, Everywhere)]:
         for table in (logger.name_to_value, logger.name_to_count, logger.name_to_excluded):
             table.pop(name, None)
@@ -67,8 +67,8 @@ def record_all(logger: Logger, group: str, values: dict[str, float]) -> None:
 
 def policy_phase_summary(policy: PhasicActorCriticPolicy, rollout: Rollout, updates: list[Update]) -> dict[str, float]:
     """
-    Return the values that PPO logs of an update on a rollout, as it was collected: means over samples and epochs;
-    ``approx_kl``, in nats, of the last epoch; ``loss`` of the last step.
+    Return the values that PPO logs for an update; ``rollout`` is as it was collected. Losses are means over samples and
+    epochs; ``approx_kl``, in nats, is of the last epoch, and ``loss`` of the last step.
     """
     value_update = next((update for update in updates if update.kind == "value"), None)
     update = next((update for update in updates if update.kind == "policy"), updates[0])  # that of values in their warm-up
@@ -100,9 +100,9 @@ def leaf_summary(
     policy: PhasicActorCriticPolicy, rollout: Rollout, batch_size: int, micro_batch_size: int | None
 ) -> dict[str, float]:
     """
-    Evaluate each leaf of a nested action space on an evenly spread part of the rollout: under "log_prob/path" and
-    "entropy/path", the mean of log π of its part of the actions and the mean of its entropy, or of an estimate, in nats.
-    Nothing for other spaces.
+    Return two means for each leaf of a nested action space, in nats, over an evenly spread part of the rollout: log π of the
+    leaf's action under "log_prob/path", and its entropy, or an estimate, under "entropy/path". Return nothing for other
+    spaces.
     """
     if not isinstance(policy.actions, NestedActions):
         return {}

@@ -29,8 +29,8 @@ class Gradient(NamedTuple):
     log_ratio: th.Tensor  # see `Losses`, (B,); after compiled steps (n_steps * B,)
     size: int  # number of samples in a minibatch, B
     norm: Any = None  # L2 norm of the gradient before it was clipped; after compiled steps (n_steps,); None: not known yet
-    n_steps: int = 0  # number of optimizer steps, which have been taken
-    stopped: bool = False  # whether the last of them was not, as the minibatch's KL divergence was too large
+    n_steps: int = 0  # number of optimizer steps; 0 if they are not taken yet
+    stopped: bool = False  # whether the last step was skipped, because the minibatch's KL divergence was too large
 
 
 class MinibatchLosses(nn.Module):
@@ -62,15 +62,15 @@ class FlatGroup(NamedTuple):
         return [part.view(shape) for part, shape in zip(parts, self.shapes, strict=True)]
 
     def bias_corrections(self, n: int) -> th.Tensor:
-        """Return what the next steps divide means of gradients by, and roots of means of squares, (n, 2)."""
+        """Return the divisors for the next n steps, (n, 2): of means of gradients, and of roots of means of squares."""
         numbers = self.state[-1] + th.arange(1, n + 1, device=self.state[-1].device)
         beta1, beta2 = self.options["betas"]
         return th.stack([1 - beta1**numbers, (1 - beta2**numbers).sqrt()], dim=1).to(self.state[0].device)
 
     def step(self, state: list[th.Tensor], gradient: th.Tensor, corrections: th.Tensor) -> list[th.Tensor]:
         """
-        Return the state after a step from another one, like ``torch.optim.adam.adam``, in which compiled code would compute
-        two powers for every eight parameters.
+        Return the state after one step from ``state``, like ``torch.optim.adam.adam``, which would compute two powers for
+        every eight parameters when compiled.
 
         :param gradient: (N,)
         :param corrections: a row of ``bias_corrections``

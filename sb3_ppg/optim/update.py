@@ -186,7 +186,7 @@ def _average_and_clip(gradient: Gradient, parameters: list[nn.Parameter], max_gr
 
 
 def _culprit(table: np.ndarray, losses: list[str], weights: np.ndarray, parameters: list[str]) -> str:
-    """Describe the first loss, (n_minibatches, n_losses), or the gradients (by the parameters' sums) that are not finite."""
+    """Describe the first loss in ``table``, (n_minibatches, n_losses), that is not finite; if there is none, the gradients."""
     finite = np.isfinite(table)
     if finite.all():
         bad = ", ".join(name for name, weight in zip(parameters, weights, strict=True) if not np.isfinite(weight))

@@ -138,7 +138,7 @@ SMALLEST = 36  # pixels on each side of an image for `NatureCNN`
 
 
 def how_to_convolve(space: spaces.Space) -> str:
-    """Return how convolutions can take observations that are no images of the kind and size that ``CnnPolicy`` needs."""
+    """Return advice for observations that are not images of the kind and size that ``CnnPolicy`` needs."""
     shape = space.shape or ()
     if len(shape) == 4:
         return "for stacked images use SB3's VecFrameStack, which appends channels, or leave out the last axis of gray ones"

@@ -11,7 +11,7 @@ from sb3_ppg import losses
 
 
 def lacks_for_units(head: nn.Module) -> list[str]:
-    """Return the members of ``ValueHead`` for value units that another value head does not have."""
+    """Return the names of the members that a value head lacks for value units."""
     return [name for name in ("mean", "std", "change_units") if not hasattr(head, name)]
 
 

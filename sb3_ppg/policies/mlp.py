@@ -87,12 +87,12 @@ class AuxiliaryEvaluation(NamedTuple):
 
 class PhasicActorCriticPolicy(ActorCriticPolicy):
     """
-    SB3's actor-critic policy with an auxiliary value head, ``aux_value_net``, on the policy network, which only the auxiliary
-    phase reads. ``value_net`` is the true value function, for advantages and bootstrapping.
+    SB3's actor-critic policy with an auxiliary value head, ``aux_value_net``, on the policy network. Only the auxiliary phase
+    uses this head. ``value_net`` is the true value function, for advantages and bootstrapping.
 
     ``evaluate`` runs the networks; all other methods use its result. A class that overrides ``evaluate_actions``,
-    ``get_distribution`` or ``predict_values``, but not ``evaluate``, is refused, because the losses of both phases would not
-    use it. An own ``forward`` acts in rollouts alone, and is refused there if its log π(a|s) is not that of ``evaluate``.
+    ``get_distribution`` or ``predict_values``, but not ``evaluate``, is refused, because the losses would ignore the override.
+    An overridden ``forward`` only acts in rollouts, and is refused there if its log π(a|s) differs from that of ``evaluate``.
 
     Arguments that are not listed here are those of SB3's ``ActorCriticPolicy``.
 
@@ -218,8 +218,8 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
     @override
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
         """
-        Load weights as ``Module`` does. Those of parameters alone, as ``named_parameters`` gives them, keep the value units of
-        this policy; PPO's predict in the unit of the return. Those of two features extractors are refused where it has one.
+        Load weights as ``Module`` does. Weights without buffers, as from ``named_parameters``, keep this policy's value units.
+        PPO's value head predicts in the unit of the return. A policy with one features extractor refuses the weights of two.
         """
         for name in ("value_net", "aux_value_net") if "aux_value_net.weight" in state_dict else ():
             units = {f"{name}.{unit}": value for unit, value in getattr(self, name).named_buffers() if unit in ("mean", "std")}
@@ -367,8 +367,8 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
 
     def make_optimizer(self, learning_rate: float, parameters: Iterable[nn.Parameter]) -> th.optim.Optimizer:
         """
-        Make the optimizer of one kind of epochs: of the class of ``optimizer``, which a policy may have set itself, with its
-        groups and options. Override it to make all optimizers in another way.
+        Make the optimizer for one kind of epochs, with the class, groups and options of ``optimizer``, which a policy may have
+        set itself. Override it to make all optimizers in another way.
 
         :param learning_rate: initial learning rate
         :param parameters: parameters to optimize; those that are in no group of ``optimizer`` join its first one
@@ -570,7 +570,7 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
         return self.value_net(self.evaluate_batch(batch, reads=("latent_vf",)).latent_vf)
 
     def numpy_actor(self) -> NumpyActor | None:
-        """Return the policy's networks as they are now in NumPy; None if they have another kind, which act through torch."""
+        """Return the policy's current networks in NumPy; None if it has parts of other kinds, and acts through torch."""
         if self._numpy_actor is None or not self._numpy_actor.is_current():
             self._numpy_actor = NumpyActor(self)
         is_used = self._numpy_actor.covers and self.temperature == 1 and not th.is_autocast_enabled("cpu")
@@ -587,7 +587,7 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
         evaluation = self.evaluate(*self.network_inputs(batch), reads=reads, auxiliary=auxiliary)
         distribution: Any = evaluation.distribution
         if auxiliary and isinstance(distribution, StateDependentNoiseDistribution):
-            # In SB3, gSDE's deviations have no gradient in the features; this phase changes these, and its KL term must see it
+            # SB3 passes no gradient from gSDE's deviations to the features; the KL term needs it, as this phase trains them
             distribution.learn_features = True  # of this object alone
             distribution.proba_distribution(distribution.distribution.mean, self.log_std, evaluation.latent_pi)
         return evaluation
@@ -618,7 +618,7 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
         return self._chosen(self.get_distribution(observation, **context), deterministic)
 
     def _chosen(self, distribution: Distribution, deterministic: bool) -> th.Tensor:
-        """Return the most likely actions or samples, which with gSDE have noise of their own instead of a rollout's."""
+        """Return the most likely actions, or samples. With gSDE, each sample has its own noise instead of the rollout's."""
         if deterministic or not isinstance(distribution, StateDependentNoiseDistribution):
             return distribution.get_actions(deterministic=deterministic)
         actions = distribution.distribution.sample()

@@ -34,10 +34,10 @@ QUIET = 3600  # seconds; a temporary file to which nothing was written for so lo
 @contextmanager
 def atomic_writes(*paths: Path) -> Iterator[list[Path]]:
     """
-    Yield the paths of temporary files to write to, one for each path. At the end of the block they are flushed to the disk;
-    when all are there, each takes the place of its path in one step, in order. After an error they are removed. Where the file
-    system refuses that step, as for a file that is mounted alone, the content is copied to the place. As in SB3, files are
-    overwritten in a folder that may not be written, and instead of a folder, "<path>_2" is written.
+    Yield the paths of temporary files to write to, one for each path. After the block, all are flushed to the disk, and then
+    each replaces the file at its path in one step, in order. After an error they are removed. If the file system refuses to
+    replace a file, such as one that is mounted alone, the content is copied into it. As in SB3, files in a folder that may not
+    be written are overwritten, and if a path is a folder, "<path>_2" is written instead.
 
     :param paths: files of one folder, which is made if it is not there
     :raises OSError: with the paths, if a file cannot be written, for instance because the disk is full
@@ -110,7 +110,7 @@ def _flush(path: Path) -> None:
 
 @cache
 def package_version() -> str:
-    """Return the version of this package, with the commit, and "dirty" if files were changed, if it lies in its own clone."""
+    """Return this package's version; in a clone of the repository with the commit, and "dirty" if files were changed."""
     clone, number, project = Path(__file__).parents[2], version("sb3-ppg"), "pyproject.toml"
     with suppress(OSError, subprocess.CalledProcessError):
         if 'name = "sb3-ppg"' in (clone / project).read_text():  # not somebody else's repository with a copy of the package
@@ -148,9 +148,9 @@ def mark(model: BaseAlgorithm) -> None:
 @contextmanager
 def checked_model_file(path: str | Path | io.BufferedIOBase, cls: type, given: Any = ()) -> Iterator[io.BufferedIOBase]:
     """
-    Open a model's file (".zip" may be left out, also beside a folder of that name) for a class, and check all of it without
-    unpickling: that it is whole, of this class and version, and knows the given names of arguments. SB3's ``load`` then reads
-    what was checked, even if another file takes its place meanwhile.
+    Open a model's file for a class, and check without unpickling that it is whole, that class and version fit, and that the
+    names in ``given`` are arguments or attributes. ".zip" may be left out of the path, even if a folder has that name. SB3's
+    ``load`` then reads what was checked, even if another file takes its place meanwhile.
     """
     if not isinstance(path, io.BufferedIOBase) and Path(path).is_dir():
         beside = Path(f"{path}.zip")
@@ -183,8 +183,8 @@ def checked_model_file(path: str | Path | io.BufferedIOBase, cls: type, given: A
 
 def checkpoint_of(path: Path) -> tuple[str | None, int]:
     """
-    Return the run of ``PhasicCheckpointCallback`` that wrote a model's file, and the time of writing in nanoseconds. For any
-    other file, damaged ones included, which are refused when they are loaded: None, and the time of modification.
+    Return the run whose ``PhasicCheckpointCallback`` wrote a model's file, and the time of writing in nanoseconds. For any
+    other file, even a damaged one (``load`` will refuse it), return None and the time of modification.
     """
     checkpoint = saved_attributes(path).get("_checkpoint")
     return tuple(checkpoint) if checkpoint else (None, path.stat().st_mtime_ns)

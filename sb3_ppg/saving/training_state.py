@@ -35,7 +35,7 @@ def file_of_process(path: Path) -> Path:
 
 
 def files_of_processes(path: Path, n: int | None = None) -> list[Path]:
-    """Return the existing files of all processes, of ``n`` processes; None: of any number."""
+    """Return the existing files that ``n`` processes have written for this path; None: any number of processes."""
     alone = [path] if n in (None, 1) else []
     several = path.parent.glob(f"{glob.escape(path.stem)}.*_of_{'*' if n is None else n}{path.suffix}")
     return sorted(file for file in (*alone, *several) if file.exists())
@@ -90,7 +90,7 @@ def _is_finite(value: Any) -> bool:
 
 
 def _identity(model: PhasicInterface, same_processes: bool = True) -> dict[str, Any]:
-    """Properties that a file shares with its model; a file of another number of processes shares fewer."""
+    """Return the properties in which file and model must agree; fewer if another number of processes wrote the file."""
     sizes = {"n_envs": int(model.n_envs), "n_steps": int(model.n_steps), "process": [rank(), n_processes()]}  # may be NumPy's
     return {
         "algorithm": type(model).__name__,
@@ -135,7 +135,7 @@ def _flat(tree: Any, name: str = "") -> dict[str, Any]:
 def load_training_state(model: PhasicInterface, path: Path) -> None:
     """
     Restore what ``save_training_state`` wrote, with the arguments and errors of ``PPG.load_aux_buffer``: read and check
-    everything, then put it in place. From another number of processes, it is only the statistics.
+    everything, then put it in place. From files of another number of processes, restore only the statistics.
     """
     own, there = file_of_process(path), files_of_processes(path)
     same_processes = not there or bool(files_of_processes(path, n_processes()))
@@ -217,9 +217,9 @@ def generator_states() -> dict[str, Any]:
 
 def restore_generators(states: dict[str, Any]) -> None:
     """
-    Put the global generators into the states that ``generator_states`` has returned; lists may stand for tuples, arrays and
-    tensors, as they do after JSON. States of GPUs that this machine does not have are left out. Torch, which may refuse the
-    state of another version, comes first.
+    Restore the states of the global generators that ``generator_states`` returned; tuples, arrays and tensors may be lists, as
+    they are after JSON. States of GPUs that this machine does not have are skipped. Torch comes first, because it may refuse
+    another version's state.
     """
     th.set_rng_state(th.as_tensor(states["torch"], dtype=th.uint8))
     n_gpus = th.cuda.device_count() if th.cuda.is_available() else 0

@@ -151,7 +151,7 @@ def check_objective(model: PhasicInterface) -> None:
 
 
 def check_rollout(model: PhasicInterface, rollout: Rollout) -> None:
-    """Refuse a rollout from elsewhere that is longer or shorter than others, or lacks what something needs."""
+    """Refuse a rollout, from a user's ``collect_rollouts``, that has another length than ``n_steps`` or lacks needed data."""
     if (model.n_aux_epochs > 0 or model.replay.capacity > 1) and rollout.shape != (model.n_envs, model.n_steps):
         raise ArgumentError(
             f"`{type(model).__name__}.collect_rollouts` has collected {rollout.shape[1]} steps, and rollouts that are kept "
@@ -175,8 +175,8 @@ def check_rollout(model: PhasicInterface, rollout: Rollout) -> None:
 
 def check_extras(model: PhasicInterface, rollout: Rollout, extras: Mapping[str, Any]) -> None:
     """
-    Refuse extras of other sizes than a rollout, or with the names of its own arrays, and an objective whose keys are neither
-    these nor extras.
+    Refuse extras that differ from the rollout in size, or have names of its own arrays. Refuse an objective with keys that
+    name neither extras nor the rollout's arrays.
     """
     name, own = f"`objective`={objective_name(type(model.objective))!r}", rollout.arrays.keys()
     if taken := own & {*extras}:
@@ -250,8 +250,8 @@ ENOUGH_STEPS = 80  # of the optimizer in an auxiliary phase, at a learning rate 
 
 def aux_steps(model: PhasicInterface) -> tuple[float, float]:
     """
-    Return the number of optimizer steps in an auxiliary phase, and by how much a rate above 3e-4 makes more of a step.
-    Infinite for LSTMs and for other losses than PPG's, for which it has not been measured how many are enough.
+    Return the number of optimizer steps in an auxiliary phase, and the factor by which a learning rate above 3e-4 increases
+    their effect. The number is infinite for LSTMs and other losses than PPG's: nobody has measured how many are enough.
     """
     cls, methods = type(model.objective), ("auxiliary_losses", "evaluated_losses")
     has_own_losses = any(getattr(cls, name) is not getattr(Objective, name) for name in methods)

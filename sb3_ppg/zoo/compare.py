@@ -69,8 +69,8 @@ def parse() -> tuple[argparse.Namespace, list[str]]:
 
 def contestant(name: str, args: argparse.Namespace) -> tuple[list[str], list[str], dict[str, Any]]:
     """
-    Return the options of ``train`` for an algorithm or a variant, as written in ``--algos``, its changes to hyperparameters,
-    NAME:VALUE, and all its hyperparameters.
+    Return three things for an algorithm or variant, as written in ``--algos``: its options of ``train``, its changes to
+    hyperparameters as NAME:VALUE, and all its hyperparameters.
     """
     algorithm, _, changes = name.partition(":")
     if algorithm not in ALGOS:
@@ -108,8 +108,8 @@ def main() -> None:
         raise ArgumentError(f"-conf {', '.join(unknown)} cannot work: write ALGO:FILE, for algorithms that are compared")
     folders = {}
     for name, (options, params, settings) in contestants.items():
-        # Other options, another entry in the same file, or another file of the environment, of the algorithm or of
-        # hyperparameters in Python, whose functions may have changed: another folder
+        # The folder's name depends on options, settings, and the source of the environment, of the algorithm and of
+        # hyperparameters in Python, because functions may have changed there
         algorithm = ALGOS[name.partition(":")[0]]
         code = [_source(module) for module in (environment.__module__, algorithm.__module__, *options)]
         content = short_hash(yaml.dump([options, params, others, settings, code]))

@@ -84,8 +84,8 @@ SIGNS = [
 
 class LogFile(PhasicCallback, KVWriter):
     """
-    Appends the numbers that a run logs to the file in its folder, and two of its own: ``rollout/hidden_limit``, and
-    ``aux/optimizer_steps`` unless ``is_own_entry``: our files were run as they are.
+    Appends the numbers that a run logs, and two more, to the file in its folder: ``rollout/hidden_limit`` and
+    ``aux/optimizer_steps``. The latter is left out if ``is_own_entry``, because our hyperparameter files were run as they are.
     """
 
     model: PPG
@@ -122,8 +122,8 @@ def whole_rows(log: Path) -> Iterator[tuple[str, dict[str, float]]]:
 
 def medians(folder: Path, action_space: spaces.Space) -> dict[str, float]:
     """
-    Return the median of each value that a run has logged ``MIN_ROWS`` times, the entropy of discrete actions only; the number
-    of phases and ``rollout/hidden_limit`` are those at the end.
+    Return the median of each value that a run has logged ``MIN_ROWS`` times or more, the entropy only for discrete actions.
+    For the number of phases and ``rollout/hidden_limit``, return the last value instead.
     """
     rows = pd.DataFrame([row for _, row in whole_rows(folder / LOGGED)])
     if len(rows) < MIN_ROWS:

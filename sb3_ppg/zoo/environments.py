@@ -60,7 +60,7 @@ def imported(module: str) -> ModuleType:
 
 
 def environment_maker(env_id: str) -> Any:
-    """Return what makes an environment, or raise an error that names the extra, or similar environments, if there is none."""
+    """Return the class or function that makes an environment. If there is none, raise an error with a remedy."""
     if env_id not in gym.registry:
         if extra := remedy_for_environment(env_id):
             raise ArgumentError(f"there is no environment {env_id}: {extra}")
@@ -72,8 +72,8 @@ def environment_maker(env_id: str) -> Any:
 
 class CutEpisodes(gym.Wrapper):
     """
-    Reports the episodes that a wrapper around SB3's ``Monitor`` truncates, as the Monitor reports others. Other attributes are
-    those of that wrapper, for ``set_attr`` of vectorized environments, which knows the outermost wrapper alone.
+    Reports episodes that a wrapper around SB3's ``Monitor`` truncates, in the same form as the Monitor. All other attributes
+    are those of that wrapper, because ``set_attr`` of vectorized environments only reaches the outermost wrapper.
     """
 
     def __getattr__(self, name: str) -> Any:

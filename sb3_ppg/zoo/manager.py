@@ -130,7 +130,7 @@ class Manager(ExperimentManager):
     @staticmethod
     @override
     def is_minigrid(env_id: str) -> bool:
-        """Return whether agents sample their actions when they are evaluated or play, for which scripts ask this."""
+        """Return whether agents sample actions in evaluation and play; the Zoo's scripts call this to find out."""
         return env_id in PROCGEN_IDS or ExperimentManager.is_minigrid(env_id)
 
     # ---- hyperparameters ----
@@ -185,14 +185,14 @@ class Manager(ExperimentManager):
             self.env_name = env_name
 
     def is_own_entry(self) -> bool:
-        """Return whether all hyperparameters are those of our files; a callback is none."""
+        """Return whether all hyperparameters, not counting callbacks, are those of our files."""
         changed = (self.custom_hyperparams or {}).keys() - {"callback"}
         return self.config == str(hyperparameter_file(self.algo)) and not changed
 
     def _set_eval_env_kwargs(self, env_kwargs: dict[str, Any]) -> None:
         """
-        Evaluate with the options of the training environment, unless there are others for that. (rl_zoo3 2.9.2 leaves out
-        those of the hyperparameters.) Agents that were trained on some of Procgen's levels are evaluated on all.
+        Evaluate with the options of the training environment, unless the command has others for evaluation. (rl_zoo3 2.9.2
+        ignores options in the hyperparameters.) Agents that were trained on some of Procgen's levels are evaluated on all.
         """
         if self._eval_env_kwargs_args:
             return
@@ -210,7 +210,7 @@ class Manager(ExperimentManager):
             hyperparams["policy_kwargs"] = evaluated(hyperparams["policy_kwargs"])
         hyperparams, *others = super()._preprocess_hyperparams(hyperparams)
         if self.algo in OFFLINE:
-            self.n_envs = 1  # by which the Zoo divides frequencies, and no environment takes steps
+            self.n_envs = 1  # the Zoo divides frequencies by this, but BCQ steps no environment
         return with_preset(self.algo, hyperparams) if self.is_ours else hyperparams, *others
 
     def _check_names(self, hyperparams: dict[str, Any]) -> None:
@@ -279,8 +279,8 @@ class Manager(ExperimentManager):
 
     def _enter_folder(self) -> Path | None:
         """
-        Make the folder of a new run, or set that of ``--run-folder``, a folder or a checkpoint in it, and the seed of the run
-        there. Return the checkpoint from which that goes on, if there is one, or the last model of a finished run.
+        Make the folder of a new run or, with ``--run-folder`` (a folder, or a checkpoint in it), use that folder and the seed
+        of its run. Return the checkpoint from which the run continues, if there is one, or the last model of a finished run.
         """
         place = make_run_folder(self.save_path) if self.run_folder is None else self.run_folder
         named, is_file = Path(place), Path(place).suffix == ".zip"
@@ -292,7 +292,7 @@ class Manager(ExperimentManager):
         model, checkpoint = folder / f"{self.env_name}.zip", None
         with suppress(FileNotFoundError):
             checkpoint = latest_checkpoint(folder, "rl_model")  # the Zoo's prefix
-        # A model that Ctrl-C has ended, which counts as one that has steps left, was saved in the middle of a phase
+        # A model that was saved after Ctrl-C, in the middle of a phase, counts as one that has steps left
         is_finished = n_steps_of(model) >= n_steps_of(model, "_total_timesteps")
         if model.is_file() and (checkpoint is None or (is_finished and n_steps_of(model) > n_steps_of(checkpoint))):
             checkpoint = model
@@ -322,7 +322,7 @@ class Manager(ExperimentManager):
 
     @override
     def create_callbacks(self) -> None:
-        """Evaluate under action masks, in comparisons, too, and keep the evaluations of a run that goes on."""
+        """Make evaluations use action masks, also in comparisons, and keep the earlier evaluations of a continued run."""
         evaluating = EvalCallback if self.algo in OFFLINE else _Evaluations  # whose training has no steps of the environment
         with patch.object(rl_zoo3.exp_manager, "EvalCallback", evaluating):
             super().create_callbacks()
@@ -342,8 +342,8 @@ class Manager(ExperimentManager):
     @override
     def _maybe_normalize(self, env: VecEnv, eval_env: bool) -> VecEnv:
         """
-        Leave the statistics of a run that goes on to its checkpoint. Those in the folder are of the best or the last model,
-        and may be damaged, as the Zoo writes them in place.
+        Let a continued run take its statistics from its checkpoint. Those in the folder belong to the best or the last model,
+        and may be damaged, because the Zoo overwrites them in place.
         """
         has_own = self.n_steps_before > 0 and files_of_processes(aux_buffer_path(self.trained_agent))
         with patch.object(self, "trained_agent", os.devnull) if has_own else nullcontext():
@@ -406,7 +406,7 @@ class Manager(ExperimentManager):
 
     @override
     def learn(self, model: BaseAlgorithm) -> None:
-        """Train, ours with our checkpoints in place of SB3's. Counters go on in a run that goes on."""
+        """Train. Our algorithms save our checkpoints in place of SB3's, and a continued run keeps its counters."""
         if not isinstance(model, PPG):
             keep_floats(model)
             super().learn(model)
@@ -429,7 +429,7 @@ class Manager(ExperimentManager):
             if self.n_timesteps <= 0:
                 print("It has taken all its steps: its model is saved")
                 return
-            # The class's method, as the model's would be saved with it
+            # Patch the class, because a method set on the model would be saved with it
             continued = patch.object(type(model), "learn", partialmethod(type(model).learn, reset_num_timesteps=False))
         try:
             with continued:
@@ -465,7 +465,7 @@ class Manager(ExperimentManager):
         sampler = samplers[self.algo]
 
         def sample(*args: Any) -> dict[str, Any]:
-            """Add what is sampled of the networks to what the file has; the Zoo would drop that."""
+            """Add the sampled network arguments to the file's ``policy_kwargs``, which the Zoo would drop."""
             sampled = sampler(*args)
             return sampled | with_networks(self._hyperparams, sampled.get("policy_kwargs", {}))
 
@@ -482,8 +482,8 @@ class Manager(ExperimentManager):
     @override
     def objective(self, trial: optuna.Trial) -> float:
         """
-        Tell our samplers the budget of a trial, and normalize rewards with the trial's discount. (rl_zoo3 2.9.2 does so only
-        where the trial is trained again, and searches with the file's.)
+        Tell our samplers the budget of a trial, and normalize rewards with the trial's discount. (rl_zoo3 2.9.2 searches with
+        the file's discount, and uses the trial's only when the trial is trained again.)
         """
         if self.study is None and trial.number > 0:  # a search goes on, or processes share it: with the same `--seed`,
             trial.study.sampler.reseed_rng()  # the sampler of rl_zoo3 2.9.2 would draw the first trials again
@@ -496,7 +496,7 @@ class Manager(ExperimentManager):
 
 
 def with_networks(hyperparams: dict[str, Any], networks: dict[str, Any], is_kept: bool = False) -> dict[str, Any]:
-    """Return ``policy_kwargs`` with those of a trial; of what both have, the trial's, unless ``is_kept``."""
+    """Return ``policy_kwargs`` merged with those of a trial, which take precedence unless ``is_kept``."""
     given: Any = hyperparams.get("policy_kwargs") or {}
     given = evaluated(given) if isinstance(given, str) else given
     return {"policy_kwargs": networks | given if is_kept else given | networks}
@@ -513,8 +513,8 @@ def keep_floats(model: BaseAlgorithm) -> None:
 
 def load_prior(path: Path, model: PPG) -> BaseAlgorithm:
     """
-    Load an agent with the statistics of its ``VecNormalize`` from a folder of plain data, or a model's file. The file is of
-    the algorithm that its folder in the Zoo, ``ALGO/ENV_1``, names; elsewhere, of that of the model in training.
+    Load an agent with the statistics of its ``VecNormalize`` from a folder of plain data, or a model's file. In a folder of
+    the Zoo, ``ALGO/ENV_1``, the file is of that algorithm; elsewhere, of the algorithm of the model in training.
     """
     if path.is_dir():
         agent: Any

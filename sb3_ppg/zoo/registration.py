@@ -88,10 +88,10 @@ def _patched_in_the_zoo(name: str, new: Any) -> Iterator[None]:
 
 def children_through_our_launcher(gym_packages: Sequence[str] = ()) -> AbstractContextManager:
     """
-    rl_zoo3 2.9.2: ``benchmark`` starts ``python enjoy.py``, which exists only in the Zoo's own folder, and
-    ``record_training`` starts ``python -m rl_zoo3.record_video``, which does not know our algorithms, with ``--deterministic``
-    also where nobody asked for it, and once for each file of a checkpoint. Neither has ``--gym-packages``, which the started
-    script gets here.
+    rl_zoo3 2.9.2: ``benchmark`` starts ``python enjoy.py``, which exists only in the Zoo's own folder. ``record_training``
+    starts ``python -m rl_zoo3.record_video``, which does not know our algorithms, once for each file of a checkpoint, and
+    always with ``--deterministic``. Start ``python -m sb3_ppg`` instead, once for each checkpoint, with ``--deterministic``
+    only if the user asked for it, and with ``--gym-packages``.
     """
     packages = ["--gym-packages", *gym_packages] if gym_packages else []
     original, recorded = subprocess.call, list[list[str]]()
@@ -133,9 +133,9 @@ def newer_library_of_the_hub() -> AbstractContextManager:
 @contextmanager
 def latest_model() -> Iterator[None]:
     """
-    rl_zoo3 2.9.2: scripts take the run with the greatest number, whether or not it holds a model, and end in an error that
-    does not say which models there are. Only their look-up is replaced: ``train`` still numbers new runs as before. It also
-    says which version wrote the model.
+    rl_zoo3 2.9.2: scripts take the run with the greatest number, even if it holds no model, and end in an error that does not
+    say which models there are. Replace their look-up by one that also prints which version wrote the model; ``train`` still
+    numbers new runs as before.
     """
 
     def get_latest_run_id(log_path: str, env_name: EnvironmentName) -> int:
@@ -230,8 +230,8 @@ REPAIRS = (
 @contextmanager
 def agent_of_run(run: Path) -> Iterator[list[str]]:
     """
-    Let scripts use the agent in a run's folder, also if its name is not one of the Zoo's (``logs/ppg/CartPole-v1_1``); yield
-    the options with which they find it there, those of the run's command.
+    Let scripts use the agent in a run's folder, even if the folder is not named as in the Zoo (``logs/ppg/CartPole-v1_1``).
+    Yield the options with which the scripts find the agent: ``--algo`` and ``--env`` of the run's command.
     """
     find = rl_zoo3.utils.get_model_path
 

@@ -33,8 +33,8 @@ SAME = ("algo", "env", "env_kwargs", "trained_agent", "prior", "seed")
 
 def locked_config(folder: Path, env_name: str) -> TextIO:
     """
-    Open the file of hyperparameters in a run's folder, made if it is not there, and lock it until it is closed or this process
-    ends, however that happens; raise ``ArgumentError`` if another process has locked it.
+    Open the file of hyperparameters in a run's folder (make it if there is none), and lock it until it is closed or this
+    process ends in any way. Raise ``ArgumentError`` if another process has locked it.
     """
     path = folder / env_name / "config.yml"
     if not path.exists() and (others := [*folder.glob("*/config.yml")]):
@@ -63,7 +63,7 @@ def n_steps_of(model: Path, counter: str = "num_timesteps") -> int:
 
 
 def set_aside(folder: Path, checkpoint: Path) -> None:
-    """Move what was saved after a checkpoint, from which the run goes on in another way, to a folder of its own."""
+    """Move what was saved after a checkpoint to a separate folder, before the run continues differently from there."""
     n_steps = n_steps_of(checkpoint)
     for model in folder.glob("*.zip"):
         if n_steps_of(model) > n_steps:
@@ -131,7 +131,7 @@ def forget_later_episodes(folder: Path, checkpoint: Path | None) -> None:
 
 
 def restore_evaluations(callback: EvalCallback, n_steps: int) -> None:
-    """Give a callback the evaluations until the checkpoint, which it would overwrite."""
+    """Give a callback the evaluations until the checkpoint; otherwise it would overwrite them."""
     names = {"timesteps": "timesteps", "results": "results", "length": "ep_lengths", "successes": "successes"}
     with (
         suppress(OSError, EOFError, ValueError, zipfile.BadZipFile),  # it is written in place, and may be cut
@@ -150,9 +150,9 @@ def restore_evaluations(callback: EvalCallback, n_steps: int) -> None:
 @contextmanager
 def sigterm_blocked_in_children() -> Iterator[None]:
     """
-    Block SIGTERM in processes that are started within. It often goes to a command and all its children (``timeout``,
-    torchrun, Slurm), but the run still needs its workers to finish an iteration, and then ends them itself. If the signal
-    arrives in the meantime, this process receives it afterwards.
+    Block SIGTERM in processes that are started within the block. ``timeout``, torchrun and Slurm often send it to a command
+    and all its children, but the run still needs its workers to finish an iteration, and then ends them itself. If the signal
+    arrives within the block, this process receives it afterwards.
     """
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
@@ -169,7 +169,7 @@ def sigterm_blocked_in_children() -> Iterator[None]:
 def without_sigterm(make_env: Callable[..., Any]) -> Callable[..., Any]:
     """
     Return a function that makes an environment in a worker, where SIGTERM has no effect but is not blocked: programs that the
-    environment starts would inherit that, and could not be ended.
+    environment starts would inherit a block, and could not be ended.
     """
 
     def made(*args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The scripts that are our own, and those of RL Zoo (rl_zoo3 2.9.2) that need more around them than ``REPAIRS``."""
+"""Our own scripts, and those of RL Zoo (rl_zoo3 2.9.2) for which the fixes in ``REPAIRS`` are not enough."""
 
 import argparse
 import runpy
@@ -83,7 +83,7 @@ def check() -> None:
 
 
 def record_training() -> None:
-    """Run the script in a temporary folder, because it removes all files in its own, and copy the videos from there."""
+    """Run the Zoo's script with a temporary output folder, because it removes all files there, and copy the videos."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--env", type=EnvironmentName, default="CartPole-v1")
     parser.add_argument("--algo")
@@ -149,7 +149,7 @@ def record_dataset() -> None:
 
 
 def agent_parser(description: str, env: str | None = "CartPole-v1") -> argparse.ArgumentParser:
-    """Return a parser for those of ``enjoy``'s options that select an agent, and how it acts; ``env=None`` requires one."""
+    """Return a parser for ``enjoy``'s options that select an agent and how it acts; ``env=None`` makes ``--env`` required."""
     parser = argparse.ArgumentParser(description=description, allow_abbrev=False)
     parser.add_argument("--algo", default="ppg", choices=list(ALGOS), help="RL algorithm")
     parser.add_argument("--env", type=EnvironmentName, default=env, required=env is None, help="environment ID")

@@ -85,7 +85,7 @@ class Environment(msgspec.Struct, forbid_unknown_fields=True):
     config: Settings
 
     def check(self, allowed: Collection[str]) -> None:
-        """Raise an error unless all else than the allowed names is well known, names no file and takes little memory."""
+        """Raise an error if a wrapper or argument is neither usual nor allowed, may name a file, or takes much memory."""
         values = dict(self.arguments)
         for name in self.to_allow:
             if name not in allowed:
@@ -260,7 +260,7 @@ def unpack(
     is_emptied: bool = False,
 ) -> None:
     """
-    Write the files that a run would have written from those of a repository, so that the Zoo reads none of the stranger's.
+    Write the files of a run from those of a repository, so that the Zoo does not read any file of a stranger.
 
     :param log_path: folder of the run; files that are there are overwritten when the new ones are complete
     :param allowed: names that the environment may have in addition to the well-known wrappers and usual arguments
