@@ -511,7 +511,7 @@ def page_of_verdicts(found: Mapping[str, Comparison], rows: pd.DataFrame) -> str
         "Mann-Whitney test with Holm's correction over opponents and views, 2.5 %; beside them the probability that a run of "
         "the first contestant is better.",
         table(
-            [*head, "of which torch compiled", "in training"],
+            [*head, "torch compiled, on the clock", "return in training"],
             (line for name, match in found.items() for line in lines_of(name, match, rows)),
         ),
     )
