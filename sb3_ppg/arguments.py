@@ -70,7 +70,7 @@ def or_schedule(rule: Rule) -> Rule:
                 return False
         return rule.is_allowed(value)
 
-    return Rule(is_allowed, f"{rule.remedy}, or a schedule that starts with one")
+    return Rule(is_allowed, f"{rule.remedy}, or a schedule whose first value is such a number")
 
 
 def one_or_several(rule: Rule) -> Rule:
@@ -88,7 +88,7 @@ def choice(*choices: Any) -> Rule:
     def is_allowed(value: Any) -> bool:
         return any(isinstance(value, type(allowed)) and value == allowed for allowed in choices)  # so 1 is not True
 
-    return Rule(is_allowed, f"use {', '.join(first)} or {last}")
+    return Rule(is_allowed, f"use {' or '.join(filter(None, (', '.join(first), last)))}")
 
 
 def optional(rule: Rule, meaning: str = "to do without") -> Rule:
@@ -115,7 +115,8 @@ FINITE = Rule(is_number, "use a finite number")
 BELOW_ONE = Rule(lambda value: is_number(value) and 0 <= value < 1, "use a number from 0 to below 1")
 RULES: dict[str, Rule] = {
     **dict.fromkeys(("n_steps", "batch_size", "n_epochs", "n_policy_iterations", "stats_window_size"), count()),
-    **dict.fromkeys(("n_value_epochs", "aux_batch_size"), optional(count())),
+    "n_value_epochs": optional(count(), "for joint epochs of policy and value function"),
+    "aux_batch_size": optional(count(), "for a sixteenth of a rollout"),
     "micro_batch_size": Rule(
         lambda value: value is None or value == "auto" or is_count(value),
         'use an integer of at least 1, "auto", or None for whole minibatches',
@@ -123,7 +124,7 @@ RULES: dict[str, Rule] = {
     "compile_updates": choice(True, False, "auto"),
     "mixed_precision": optional(choice("bf16"), "for float32"),
     **dict.fromkeys(("n_aux_epochs", "n_value_warmup"), count(0)),
-    "sde_sample_freq": Rule(lambda value: is_count(value, -1), "use an integer of at least 1, or -1 or 0 for never"),
+    "sde_sample_freq": Rule(lambda value: is_count(value, -1), "use an integer of at least 1, or -1 for once per rollout"),
     **dict.fromkeys(("gamma", "gae_lambda"), one_or_several(number(0, 1))),
     "reward_weights": Rule(
         lambda value: (
@@ -188,11 +189,12 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("n_train_samples", "n_play_samples"), count()),
     # Replay
     "policy_rollouts": count(),
-    **dict.fromkeys(("value_rollouts", "policy_uses", "value_uses"), optional(count())),
+    "value_rollouts": optional(count(), "for the same number as `policy_rollouts`"),
+    **dict.fromkeys(("policy_uses", "value_uses"), optional(count(), "for no limit")),
     "seed": optional(Rule(lambda value: is_count(value, 0) and value < 2**32, "use an integer from 0 to 2**32 - 1")),
     # Auxiliary buffer
     "storage": choice("memory", "mmap"),
-    "capacity": optional(count()),
+    "capacity": optional(count(), "for the rollouts of one phase"),
 }
 
 

@@ -165,7 +165,7 @@ PROCGEN_GAMES = (
 ENVIRONMENTS = (
     (r"\bALE\b|(NoFrameskip|Deterministic|-ram)(-v\d|`)", "ale_py", "atari", "`import ale_py` before"),
     (r"(MiniGrid|BabyAI)-", "minigrid", "minigrid", "`import minigrid` before"),
-    (r"\bMinAtar\b", "minatar", "minatar", "call `minatar.gym.register_envs()` before"),
+    (r"\bMinAtar\b", "minatar", "minatar", "`from minatar.gym import register_envs; register_envs()` before"),
     (rf"\b({PROCGEN_GAMES.replace(' ', '|')})[A-Z]", "envpool", "procgen", "use `sb3_ppg.environments.EnvPoolVecEnv`"),
     (r"\bmo-", "mo_gymnasium", "mo", "`import mo_gymnasium` before"),
 )

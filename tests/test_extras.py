@@ -99,7 +99,7 @@ def test_every_extra_that_is_named_exists_and_pip_understands_how():
         ("MiniGrid-Empty-5x5-v0", "minigrid", "minigrid", "`import minigrid`"),
         ("ALE/Pong-v5", "ale_py", "atari", "`import ale_py`"),
         ("PongNoFrameskip-v4", "ale_py", "atari", "`import ale_py`"),
-        ("MinAtar/Asterix-v1", "minatar", "minatar", r"`minatar\.gym\.register_envs\(\)`"),
+        ("MinAtar/Asterix-v1", "minatar", "minatar", r"`from minatar\.gym import register_envs"),
         ("CoinrunEasy-v0", "envpool", "procgen", "EnvPoolVecEnv"),
         ("mo-mountaincar-v0", "mo_gymnasium", "mo", "`import mo_gymnasium`"),
     ],

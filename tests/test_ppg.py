@@ -415,7 +415,8 @@ def test_a_phase_that_the_machine_cannot_hold_is_refused(monkeypatch, tmp_path, 
     place, remedy = (
         ("in memory", "storage='mmap'") if storage == "memory" else (f"on the disk of {tmp_path}/new", "another disk")
     )
-    with pytest.raises(ArgumentError, match=rf"{needed:,} more.*{needed - 1:,} are available {place}.*`n_steps`=16.*{remedy}"):
+    message = rf"{needed:,} more.*{needed - 1:,} are available {place}.*`n_steps` \(now 16\).*{remedy}"
+    with pytest.raises(ArgumentError, match=message):
         model.learn(16)
     assert model.num_timesteps == 0
     room.available = room.free = needed
@@ -509,7 +510,7 @@ def test_a_budget_below_three_phases_warns_with_the_numbers_also_on_a_further_le
 def test_auxiliary_phases_of_few_optimizer_steps_are_advised_against_when_the_model_is_made():
     """1,024 samples in minibatches of 64: 16 steps in each epoch."""
     kwargs = dict(n_steps=256, batch_size=64, seed=0, device="cpu")
-    with pytest.warns(UserWarning, match=r"takes 16 optimizer steps.*0\.0003.*Raise `n_aux_epochs`=1") as caught:
+    with pytest.warns(UserWarning, match=r"takes 16 optimizer steps.*0\.0003.*Raise `n_aux_epochs` \(now 1\)") as caught:
         PPG("MlpPolicy", "Pendulum-v1", n_aux_epochs=1, **kwargs)
     assert [warning.filename for warning in caught] == [__file__]
     ADVISED.clear()

@@ -140,7 +140,7 @@ class AuxBuffer:
         step_bytes = n_bytes(step.select({*keys} & {*step.arrays} - {*step.states}).arrays)  # states are kept once
         needed = n_rollouts * rollout_buffer.buffer_size * step_bytes
         remedy = (
-            f"reduce `n_policy_iterations`, `n_steps`={rollout_buffer.buffer_size} or the number of environments "
+            f"reduce `n_policy_iterations`, `n_steps` (now {rollout_buffer.buffer_size}) or the number of environments "
             f"({rollout_buffer.n_envs}), or "
         )
         if self.storage == "memory":
@@ -148,7 +148,7 @@ class AuxBuffer:
             check_room(needed, available_memory(), f"in memory: {remedy}")
         else:
             self._new_file().close()
-            remedy += "use another disk, aux_buffer_kwargs=dict(path=...)"
+            remedy += "use another disk, aux_buffer_kwargs=dict(storage='mmap', path=...)"
             check_room(needed, shutil.disk_usage(self.path).free, f"on the disk of {self.path}: {remedy}")
 
     # ---- the auxiliary phase ----

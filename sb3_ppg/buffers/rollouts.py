@@ -429,7 +429,8 @@ def store_floats(rollout_buffer: RolloutBuffer, env: VecEnv | None) -> None:
 def in_floats(space: Any, keys: Sequence[str] | None = None) -> Any:
     """Return a space with float Boxes in place of integer ones; of a Dict space, under these keys, or under all."""
     if isinstance(space, spaces.Dict):
-        return spaces.Dict({key: in_floats(part) if key in (keys or space) else part for key, part in space.items()})
+        chosen = space if keys is None else keys
+        return spaces.Dict({key: in_floats(part) if key in chosen else part for key, part in space.items()})
     if isinstance(space, spaces.Box) and not np.issubdtype(space.dtype, np.floating):
         return spaces.Box(space.low.astype(np.float32), space.high.astype(np.float32), dtype=np.float32)
     return space

@@ -13,11 +13,11 @@ import pandas as pd
 import psutil
 from sb3_contrib.common.maskable.utils import get_action_masks, is_masking_supported
 from stable_baselines3.common.callbacks import BaseCallback
-from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.utils import set_random_seed
 from stable_baselines3.common.vec_env import VecEnv, sync_envs_normalization
 from typing_extensions import override
 
+from sb3_ppg.ppg import PPG
 from sb3_ppg.saving.training_state import generators_kept
 
 N_POINTS = 10  # evenly spaced; there is one more before the first step
@@ -76,9 +76,12 @@ class Evaluations(BaseCallback):
 
     @override
     def _on_rollout_start(self) -> None:
-        """Store the seconds so far in the model, for the next checkpoint; off-policy algorithms have no checkpoints."""
-        if isinstance(self.model, OnPolicyAlgorithm):
+        """Store the seconds so far in the model, for the next checkpoint, which only our algorithms have."""
+        if isinstance(self.model, PPG):
+            began = time.process_time()
             vars(self.model)["_taken"] = self.clock() - self.start, self._compile_seconds()
+            if self.clock is processor_seconds:  # which looks at all processes of the machine
+                self.start += time.process_time() - began
 
     _on_training_end = _on_rollout_start
 

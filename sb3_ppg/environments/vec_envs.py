@@ -157,7 +157,7 @@ class GymnasiumVecEnv(EpisodicVecEnv):
         name = " in ".join([type(self._base_env).__name__, *reversed(stateful)])
         remedy = (
             "use SB3's VecNormalize(GymnasiumVecEnv(env)) in place of NormalizeReward or NormalizeObservation, or with other "
-            f"wrappers {SAME_STEP}"
+            f"wrappers {SAME_STEP} (in gymnasium.make_vec: vector_kwargs=dict({SAME_STEP}))"
         )
         if stateful and self.mode == AutoresetMode.DISABLED:
             raise ArgumentError(f"`env` cannot work: {name} may lose its state when some environments are reset: {remedy}")

@@ -51,7 +51,8 @@ class VectorRewards(gym.Wrapper):
         observation, reward, terminated, truncated, info = self.env.step(action)
         if self.weights is None:
             if np.ndim(reward) > 0:
-                raise ArgumentError(f"{self.env} gives vectors as rewards: use PPG(..., reward_weights=[...])")
+                remedy = "use PPG(..., reward_weights=[...]), or in evaluations VectorRewards(env, weights=[...])"
+                raise ArgumentError(f"{self.env} gives vectors as rewards: {remedy}")
             return observation, float(reward), terminated, truncated, info  # MO-Gymnasium's LinearReward is inside
         vector: Any = info.get("vector_reward") if np.ndim(reward) == 0 else reward
         if np.shape(vector) != self.weights.shape:

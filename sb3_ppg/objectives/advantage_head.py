@@ -62,7 +62,7 @@ class AdvantageHeadObjective(Objective):
         require(arguments, arguments.n_value_epochs is not None, "n_value_epochs", remedy)
         require(arguments, arguments.n_aux_epochs == 0, "n_aux_epochs", f"{name} has no auxiliary phase; use 0")
         require(arguments, arguments.clip_range_vf is None, "clip_range_vf", f"{name} clips values by `clip_range`; use None")
-        remedy = f"{name} clips values by it, and `value_net` has a loss of its own; use None"
+        remedy = f"{name} clips values by it, and `value_net` has a loss of its own; use None, with `kl_coef` above 0"
         require(arguments, arguments.clip_range is None or not hasattr(policy.value_net, "loss"), "clip_range", remedy)
 
     @override

@@ -329,7 +329,7 @@ def record(
         drawn, takes_drawn = np.array([space.sample() for _ in range(n_envs)]), is_random
         if isinstance(space, spaces.Box):
             low, high = bounds(space)
-            actions = np.clip(actions + noise * (high - low) / 2 * rng.normal(size=actions.shape), low, high)
+            actions = np.clip(actions + noise * (high / 2 - low / 2) * rng.normal(size=actions.shape), low, high)
             actions = np.rint(actions) if np.issubdtype(space.dtype, np.integer) else actions
         else:
             takes_drawn = is_random | (rng.random(n_envs) < noise)

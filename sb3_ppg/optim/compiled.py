@@ -102,6 +102,7 @@ def _only_compiled(function: Callable[..., Any]) -> Callable[..., Any]:
             raise RuntimeError("TORCH_COMPILE_DISABLE, TORCHDYNAMO_DISABLE or another setting switches torch's compiler off")
         return function(*arguments)
 
+    compiled.__code__ = compiled.__code__.replace()  # torch compiles code objects, each of them 256 times at most
     return compiled
 
 
@@ -288,6 +289,7 @@ class CompiledPolicy(CompiledFunction):
     def __init__(self, training: "CompiledTraining", policy: PhasicActorCriticPolicy):
         self.policy = policy
         self.graph: Callable[[PyTorchObs], Any] | None = None  # of the current rollout
+        self.types: Any = None  # types of the observations that this graph takes
         super().__init__(training, "acting policy", policy.forward, backend=self._compile_graph)
 
     def act(self, batch: Any) -> tuple[th.Tensor, th.Tensor, th.Tensor, dict[str, th.Tensor]]:
@@ -311,7 +313,8 @@ class CompiledPolicy(CompiledFunction):
 
     @override
     def _call(self, observations: PyTorchObs) -> Any:
-        if self.graph is not None:
+        types = map_arrays(lambda leaf: leaf.dtype, observations)  # which the graph does not check
+        if self.graph is not None and types == self.types:
             return self.graph(observations)
         before = self._attributes()
         with tracing():
@@ -328,7 +331,7 @@ class CompiledPolicy(CompiledFunction):
             return [*map(graph(*latest[:-1]).__getitem__, returned)]
 
         if None not in returned and [*map(id, before)] == [*map(id, self._attributes())]:
-            self.graph = act  # nothing else happens in the policy
+            self.graph, self.types = act, types  # nothing else happens in the policy
         return result
 
     def _attributes(self) -> list[Any]:

@@ -132,7 +132,8 @@ class Update:
         sums = th.stack([weight.detach().sum() for _, weight in weights])
         numbers = th.cat([*records, sums.abs() if sums.is_complex() else sums]).cpu().numpy()  # the one transfer
         table = numbers[: -len(sums)].reshape(len(sizes), -1)
-        if not np.isfinite(numbers).all():
+        counted = table[: len(table) - stopped]  # PPO takes no step on the last minibatch either
+        if not (np.isfinite(counted).all() and np.isfinite(numbers[-len(sums) :]).all()):
             restore()
             culprit = _culprit(table[:, :-1], names, numbers[-len(sums) :], [name for name, _ in weights])
             phase = "policy" if self.kind == "value" else self.kind

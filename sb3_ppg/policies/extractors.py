@@ -146,13 +146,13 @@ def how_to_convolve(space: spaces.Space) -> str:
         return "give gray images a last axis, (height, width, 1), for CnnPolicy"
     if is_image_space(space):
         size = f"{SMALLEST} x {SMALLEST} pixels"
-        return f"enlarge images below {size} for CnnPolicy, or use it with `features_extractor_class`=ImpalaCNN"
+        return f"enlarge images below {size}, or use CnnPolicy with policy_kwargs=dict(features_extractor_class=ImpalaCNN)"
     if len(shape) == 3 and sorted(shape)[1] < SMALLEST:
-        return "for grids use MlpPolicy with `features_extractor_class`=MinAtarCNN"
+        return "for grids with the channels last, use MlpPolicy with policy_kwargs=dict(features_extractor_class=MinAtarCNN)"
     if len(shape) == 3:
         return (
-            "for images that are scaled already use CnnPolicy with `normalize_images`=False and "
-            "`features_extractor_kwargs`=dict(normalized_image=True)"
+            "for images that are already scaled, with the channels first, use CnnPolicy with policy_kwargs="
+            "dict(normalize_images=False, features_extractor_kwargs=dict(normalized_image=True))"
         )
     return "use MlpPolicy, or MultiInputPolicy for a Dict"
 

@@ -145,7 +145,7 @@ class PhasicCheckpointCallback(PhasicCallback):
             if n_newer >= min(self.keep or N_COMPLETE, N_COMPLETE):
                 for state in files_of_processes(aux_buffer_path(path)):
                     state.unlink(missing_ok=True)
-        self._saved = self._saved[-(self.keep or 0) :]
+        self._saved = self._saved[-(self.keep or N_COMPLETE) :]  # the others have lost all that they will lose
 
 
 def checkpoint_callbacks(callback: MaybeCallback) -> list[PhasicCheckpointCallback]:

@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium import spaces
 
 from sb3_ppg.actions import by_leaf
-from sb3_ppg.arguments import FINITE, argument_value, arguments_of, check_each_argument, check_value, number, require
+from sb3_ppg.arguments import FINITE, arguments_of, check_each_argument, check_value, number, require
 from sb3_ppg.arrays import parameters_of
 from sb3_ppg.buffers.rollout_buffers import NormalizedRewardRolloutBuffer, RewardNormalizer
 from sb3_ppg.buffers.rollouts import RESERVED, SB3_CLASSES, Rollout, has_own_samples, is_recomputable, leaves_of
@@ -127,8 +127,8 @@ def check_objective(model: PhasicInterface) -> None:
     """Refuse arguments that the objective cannot work with."""
     cls = type(model.objective)
     remedy = (
-        "its own `get`, `_get_samples` or `to_torch` would draw the minibatches of the policy phase alone; use SB3's class, "
-        "and aux_buffer_kwargs=dict(storage='mmap') to save memory"
+        "its own `get`, `_get_samples` or `to_torch` would never be called, because PPG draws the minibatches of both phases "
+        "itself; use SB3's class, and aux_buffer_kwargs=dict(storage='mmap') to save memory"
     )
     require(model, not has_own_samples(model.rollout_buffer), "rollout_buffer_class", remedy)
     taken = (RESERVED | {f"last_{name}" for name in model.memory}) & vars(model.rollout_buffer).keys()
@@ -157,8 +157,10 @@ def check_rollout(model: PhasicInterface, rollout: Rollout) -> None:
             f"`{type(model).__name__}.collect_rollouts` has collected {rollout.shape[1]} steps, and rollouts that are kept "
             f"have `n_steps`={model.n_steps}: collect so many, or use `n_aux_epochs`=0 without `replay_kwargs`"
         )
-    remedy = f"`{type(model).__name__}.collect_rollouts` does not call PPG's, which does this; call it, or use "
-    told = f"it was set in the middle of a rollout, or {remedy}None"
+    remedy = f"`{type(model).__name__}.collect_rollouts` does not call PPG's, which prepares this; call it, or use "
+    told = (
+        f"it was set in the middle of a rollout, or at its end: in a callback, set it in `_on_rollout_start`; or {remedy}None"
+    )
     require(model, model.prior is None or "prior" in rollout.arrays, "prior", told)
     is_ours = "replaceable" in vars(model.rollout_buffer)  # set where a rollout of PPG's begins
     if not is_ours and n_processes() > 1:
@@ -203,7 +205,9 @@ def check_vector_rewards(model: PhasicInterface) -> None:
     require(model, weights != "observation" or has_weights, "reward_weights", remedy)
     for name in ("gamma", "gae_lambda"):
         value, n_components = getattr(model, name), model.n_reward_components
-        remedy = f"use one number, or one for each component of the rewards, of which there are {n_components or 1}"
+        remedy = f"use one number, or a list of {n_components}, one for each component of the rewards"
+        if n_components is None:
+            remedy = "a list is for vector rewards: set `reward_weights`, or use one number"
         require(model, not isinstance(value, (list, tuple)) or len(value) == n_components, name, remedy)
     normalizer = (model.rollout_buffer_kwargs or {}).get("reward_normalizer")
     shapes = ((), (model.n_reward_components,)) if weights is not None else ((),)
@@ -214,11 +218,13 @@ def check_vector_rewards(model: PhasicInterface) -> None:
         return
     buffer = getattr(model, "rollout_buffer", None)
     remedy = "this model was made with others: give these to the constructor, or to `load`"
-    require(model, buffer is None or buffer.reward_weights == weights, "reward_weights", remedy)
+    require(model, buffer is None or getattr(buffer, "reward_weights", None) == weights, "reward_weights", remedy)
     for normalizer in normalizers(model.env):
+        kind = "NormalizedRewardDictRolloutBuffer" if isinstance(space, spaces.Dict) else "NormalizedRewardRolloutBuffer"
         remedy = (
-            "VecNormalize would normalize the combined reward only: use VecNormalize(..., norm_reward=False), and "
-            "`rollout_buffer_class`=NormalizedRewardRolloutBuffer, which normalizes each component"
+            "VecNormalize would normalize the combined reward only: use VecNormalize(..., norm_reward=False) (in RL Zoo "
+            f"normalize:False) and, to normalize each component, `rollout_buffer_class`={kind} with "
+            "`rollout_buffer_kwargs`=dict(reward_normalizer=RewardNormalizer())"
         )
         require(model, not normalizer.norm_reward, "reward_weights", remedy)
         remedy = "VecNormalize would normalize the weights: leave them out of its `norm_obs_keys`"
@@ -270,8 +276,8 @@ def advise_on_short_phases(model: PhasicInterface) -> None:
         advise(
             "short phases",
             f"An auxiliary phase takes {n_steps} optimizer steps at a learning rate of {model.aux_lr_schedule(1):g}: below "
-            f"about {ENOUGH_STEPS / scale:.0f}, most of its gain is lost. Raise `n_aux_epochs`={model.n_aux_epochs}, or lower "
-            "`aux_batch_size`",
+            f"about {ENOUGH_STEPS / scale:.0f}, most of its gain is lost. Raise `n_aux_epochs` (now {model.n_aux_epochs}), "
+            "or lower `aux_batch_size`",
         )
 
 
@@ -291,6 +297,6 @@ def warn_of_stale_data(model: PhasicInterface) -> None:
     if model.replay.n_rollouts["policy"] > 1 and not model.objective.corrects_for_staleness:
         warn(
             f"`replay_kwargs`={model.replay_kwargs!r} lets the policy learn from data of older policies, for which "
-            f"`objective`={argument_value(model, 'objective')!r} does not correct: its clip range would hold the policy near "
-            "the older ones. Use `objective`='decoupled' or 'ewma'"
+            f"`objective`={objective_name(type(model.objective))!r} does not correct: its clip range would hold the policy "
+            "near the older ones. Use `objective`='decoupled' or 'ewma'"
         )

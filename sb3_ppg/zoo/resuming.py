@@ -117,13 +117,16 @@ def forget_later_episodes(folder: Path, checkpoint: Path | None) -> None:
     if checkpoint is not None:  # a run's last model knows the time of the checkpoint before it
         written = checkpoint_of(checkpoint)[1] if checkpoint.stem.endswith("_steps") else checkpoint.stat().st_mtime_ns
     for path in folder.glob("*.monitor.csv"):
-        with suppress(ValueError, KeyError):  # a file that was cut before its first episode
+        try:
             header, names, *episodes = path.read_text().splitlines(keepends=True)
             start, column = json.loads(header[1:])["t_start"], names.strip().split(",").index("t")
-            whole = [episode for episode in episodes if episode.endswith("\n")]
-            kept = [episode for episode in whole if start + float(episode.split(",")[column]) <= written / 1e9]
-            with atomic_writes(path) as (temporary,):
-                temporary.write_text("".join([header, names, *kept]))
+        except (ValueError, KeyError):  # it was cut before its first episode, and SB3 could read no file of the folder
+            path.unlink()
+            continue
+        whole = [episode for episode in episodes if episode.endswith("\n")]
+        kept = [episode for episode in whole if start + float(episode.split(",")[column]) <= written / 1e9]
+        with atomic_writes(path) as (temporary,):
+            temporary.write_text("".join([header, names, *kept]))
     n_steps, log = 0 if checkpoint is None else n_steps_of(checkpoint), folder / LOGGED
     if log.exists():
         with atomic_writes(log) as (temporary,):

@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 import yaml
@@ -97,7 +97,7 @@ class Environment(msgspec.Struct, forbid_unknown_fields=True):
         for name, value in self.arguments:
             if not names_no_file(value):
                 raise ModelFormatError(
-                    f"the model's environment has the argument {name!r} with {value!r}, a text in which could name a file"
+                    f"the model's environment has the argument {name!r} with {value!r}, in which a text could name a file"
                 )
         n_frames: Any = self.config.frame_stack or 1
         for name, arguments in self.wrappers:
@@ -246,7 +246,7 @@ def fetch() -> None:
     repo_id = f"{args.organization}/{args.repo_name or ModelName(args.algo, args.env)}"
     print(f"Downloading {repo_id}")
     source = hub.download(repo_id, [DESCRIPTION, ARRAYS, ZOO], args.revision)
-    unpack(source, args.algo, args.env, log_path, args.allow, is_emptied=number > 0)
+    unpack(source, args.algo, args.env, log_path, args.allow, "kept" if number < 0 else "removed" if args.force else "refused")
     print(f"Saved to {log_path}")
 
 
@@ -256,15 +256,15 @@ def unpack(
     env_name: EnvironmentName,
     log_path: Path,
     allowed: Collection[str] = (),
-    *,
-    is_emptied: bool = False,
+    old: Literal["kept", "removed", "refused"] = "kept",
 ) -> None:
     """
     Write the files of a run from those of a repository, so that the Zoo does not read any file of a stranger.
 
     :param log_path: folder of the run; files that are there are overwritten when the new ones are complete
     :param allowed: names that the environment may have in addition to the well-known wrappers and usual arguments
-    :param is_emptied: whether other files in the folder are removed
+    :param old: what happens to other files in the folder; "refused": there must be no such folder, not even one that another
+        command has made in the meantime
     """
     model, vec_normalize = read_model(source)
     print(f"The shared model was written by sb3_ppg {read_json(source / DESCRIPTION, Header).versions.get('sb3-ppg', '?')}")
@@ -292,8 +292,10 @@ def unpack(
         (stats_path / "config.yml").write_text(yaml.safe_dump(config))
         (stats_path / "args.yml").write_text(yaml.safe_dump(arguments))
         model.save(made / f"{env_name}.zip")
-        if is_emptied:
+        if old == "removed":
             shutil.rmtree(log_path, ignore_errors=True)
+        if old == "refused":
+            log_path.mkdir()
         # Each file takes its place in one step: others may be reading it
         shutil.copytree(made, log_path, dirs_exist_ok=True, copy_function=os.replace)
 

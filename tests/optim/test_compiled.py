@@ -10,6 +10,7 @@ import shutil
 import warnings
 from typing import Any
 
+import numpy as np
 import pytest
 import torch as th
 from gymnasium import spaces
@@ -18,10 +19,22 @@ from stable_baselines3.common.torch_layers import FlattenExtractor
 from torch import nn
 
 from sb3_ppg import PPG, MaskablePPG, MinAtarCNN, MlpPolicy, PhasicCallback, RecurrentPPG, VectorRewards
+from sb3_ppg.arrays import map_arrays
 from sb3_ppg.errors import NonFiniteLossError
 from sb3_ppg.family import with_preset
 from sb3_ppg.objectives import Objective
-from tests.helpers import BOX, MIXED, NESTED, VECTOR, VectorRewardEnv, image_space, masked_envs, needs_compiler, random_envs
+from tests.helpers import (
+    BOX,
+    MIXED,
+    NESTED,
+    VECTOR,
+    StepsChanged,
+    VectorRewardEnv,
+    image_space,
+    masked_envs,
+    needs_compiler,
+    random_envs,
+)
 
 pytestmark = [needs_compiler, pytest.mark.slow]
 ROLLOUT = 64
@@ -315,6 +328,32 @@ def test_the_acting_policy_follows_its_networks(extractor):
     th.testing.assert_close(*both(False, policy_kwargs, callbacks, n_aux_epochs=0), rtol=1e-3, atol=1e-5)
     assert callbacks[1].kept == pytest.approx(callbacks[0].kept, rel=1e-5)
     assert len({*callbacks[0].kept}) == (1 if extractor is Scaled else ROLLOUT)  # each step of two environments
+
+
+def test_a_graph_sees_only_observations_of_its_types(backend, monkeypatch):
+    """Here `reset` gives float32, as the space says, and `step` float64: compiled code would take its bits for float32."""
+    compiled_for: list[tuple] = []
+
+    def checking(graph: th.fx.GraphModule, inputs: list[Any], **_: Any) -> Any:
+        types = [getattr(leaf, "dtype", None) for leaf in inputs]
+
+        def run(*given: Any) -> Any:
+            assert [getattr(leaf, "dtype", None) for leaf in given] == types
+            return graph(*given)
+
+        compiled_for.append(tuple(types))
+        return run
+
+    monkeypatch.setattr(th._inductor, "compile", checking)
+    env = StepsChanged(random_envs(MIXED, BOX), lambda obs, *others: (map_arrays(np.float64, obs), *others))
+    train(make(True, policy="MultiInputPolicy", env=lambda: env))
+    assert len(compiled_for) >= 2
+
+
+def test_torch_compiles_more_models_than_it_would_of_one_function():
+    with th._dynamo.config.patch(accumulated_recompile_limit=3):
+        for _ in range(3):
+            assert train(make(True)).logger.name_to_value["train/compiled"] == 1
 
 
 class Dropout(FlattenExtractor):

@@ -34,6 +34,24 @@ def steps(folder: Path) -> set[int]:
     return found
 
 
+def test_a_checkpoint_takes_no_longer_after_many(tmp_path, monkeypatch):
+    """Each look at the folder takes time that grows with its files."""
+    glob, n_looks = Path.glob, []
+
+    class Counts(PhasicCallback):
+        def _on_rollout_start(self) -> None:
+            n_looks.append(0)
+
+    def counting(path, *args):
+        n_looks[-1] += 1
+        return glob(path, *args)
+
+    monkeypatch.setattr(Path, "glob", counting)
+    n_looks.append(0)
+    small().learn(8 * 12, callback=[PhasicCheckpointCallback(1, tmp_path), Counts()])
+    assert n_looks[6] == n_looks[11] > 0
+
+
 def test_checkpoints_are_saved_between_iterations_and_at_the_end(tmp_path):
     small().learn(8 * 7, callback=PhasicCheckpointCallback(2, tmp_path / "a"))
     assert steps(tmp_path / "a") == {16, 32, 48, 56} and complete(tmp_path / "a") == {48, 56}  # rollouts are large

@@ -267,8 +267,9 @@ def test_loading_leaves_the_generators_alone_unless_asked(model_file, monkeypatc
     before = generator_states()
     PPG.load(model_file, env=env)
     assert generator_states() == before
-    with pytest.raises(ValueError, match="spaces do not match"):
-        PPG.load(model_file, env=other)
+    for options in ({}, dict(objective="ewma")):
+        with pytest.raises(ValueError, match="spaces do not match"):
+            PPG.load(model_file, env=other, **options)
     assert generator_states() == before and len(of_gpus) > 1 and of_gpus[-1] == 5
     with ThreadPoolExecutor(8) as pool:
         first, *others = pool.map(lambda _: PPG.load(model_file), range(16))

@@ -187,6 +187,19 @@ def test_no_run_is_overwritten_unasked(hub_server, folder):
     assert [other.read_bytes() == b"mine" for other in others] == [True, True, False]
 
 
+def test_a_run_that_begins_during_a_download_is_not_overwritten(hub_server, folder, monkeypatch):
+    share(folder)
+    download, model = hub.download, folder / "logs" / "ppg" / "CartPole-v1_1" / "CartPole-v1.zip"
+
+    def begins_meanwhile(*args):
+        model.parent.mkdir(parents=True)
+        model.write_bytes(b"mine")
+        return download(*args)
+
+    monkeypatch.setattr(hub, "download", begins_meanwhile)
+    assert "exists" in load_from_hub(fails=True) and model.read_bytes() == b"mine"
+
+
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
