@@ -103,7 +103,7 @@ def test_a_loss_that_is_not_finite_leaves_weights_and_optimizer_alone(bad, bad_m
 
 
 def test_a_minibatch_that_stops_an_update_may_have_any_loss():
-    """As in PPO, no step is taken on it."""
+    """PPO takes no step on it, either."""
     regression = Regression()
     minibatches = [make_batch(8, 0), make_batch(8, 1), make_batch(8, 2)]
     minibatches[1].targets[3] = -1e30  # whose square is infinite in float32, and so is the KL divergence
