@@ -26,16 +26,25 @@ FIRST_SEED = 1_000_000  # of the episodes; seeds of training are small numbers
 MAX_STEPS = 10_000  # of an episode, unless a tenth of the run is longer: in some environments an agent may get stuck forever
 
 
-def processor_seconds() -> float:
-    """Return the processor time of this process and of those that it has started, such as workers and compilers."""
-    seconds = sum(os.times()[:4])  # with those of its children that have ended, which psutil does not have on macOS
-    for process in psutil.Process().children(recursive=True):
-        with suppress(psutil.Error):  # it has ended in the meantime
-            seconds += sum(process.cpu_times()[:4])
-    return seconds
+class ProcessorClock:
+    """The processor time of this process and of those that it has started, such as workers and compilers, in seconds."""
+
+    own = 0.0  # what it has taken to look at the processes of the machine, which does not count
+
+    def __call__(self) -> float:
+        """Return the time."""
+        began = time.process_time()
+        seconds = sum(os.times()[:4])  # with those of its children that have ended, which psutil does not have on macOS
+        for process in psutil.Process().children(recursive=True):
+            with suppress(psutil.Error):  # it has ended in the meantime
+                seconds += sum(process.cpu_times()[:4])
+        seconds -= self.own
+        self.own += time.process_time() - began
+        return seconds
 
 
-CLOCKS = {"processor": processor_seconds, "wall": time.perf_counter}
+processor_seconds = ProcessorClock()
+CLOCKS: dict[str, Callable[[], float]] = {"processor": processor_seconds, "wall": time.perf_counter}
 
 
 class Evaluations(BaseCallback):
@@ -78,10 +87,7 @@ class Evaluations(BaseCallback):
     def _on_rollout_start(self) -> None:
         """Store the seconds so far in the model, for the next checkpoint, which only our algorithms have."""
         if isinstance(self.model, PPG):
-            began = time.process_time()
             vars(self.model)["_taken"] = self.clock() - self.start, self._compile_seconds()
-            if self.clock is processor_seconds:  # which looks at all processes of the machine
-                self.start += time.process_time() - began
 
     _on_training_end = _on_rollout_start
 

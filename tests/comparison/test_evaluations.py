@@ -215,7 +215,7 @@ def test_the_clock_is_not_asked_at_each_step_of_an_off_policy_algorithm(tmp_path
 
 
 def test_a_run_that_continues_keeps_the_rows_until_its_checkpoint(tmp_path):
-    model = PPO("MlpPolicy", make_vec_env(Remembering, seed=0), **ROLLOUT)
+    model = PPO("MlpPolicy", make_vec_env(Remembering, seed=0, env_kwargs=dict(work=0.002)), **ROLLOUT)
     before = recorded(model, Remembering, tmp_path)
     model.num_timesteps, model._taken = 176, (100.0, 7.0)  # as in a checkpoint, with what its process had compiled
     callback = Evaluations(str(tmp_path / "PPO.csv"), 320)
@@ -224,4 +224,4 @@ def test_a_run_that_continues_keeps_the_rows_until_its_checkpoint(tmp_path):
     after = pd.read_csv(callback.file)
     pd.testing.assert_frame_equal(after[:6], before[:6])
     assert list(after["steps"])[6:] == [192, 224, 256, 288, 320] and after["seconds"].is_monotonic_increasing
-    assert 100 <= after["seconds"][6] < 110 and after["compile_seconds"][6] >= 7 > after["compile_seconds"][5]
+    assert 100 < after["seconds"][6] < 110 and after["compile_seconds"][6] >= 7 > after["compile_seconds"][5]
