@@ -123,10 +123,11 @@ def forget_later_episodes(folder: Path, checkpoint: Path | None) -> None:
         except (ValueError, KeyError):  # it was cut before its first episode, and SB3 could read no file of the folder
             path.unlink()
             continue
-        whole = [episode for episode in episodes if episode.endswith("\n")]
-        kept = [episode for episode in whole if start + float(episode.split(",")[column]) <= written / 1e9]
-        with atomic_writes(path) as (temporary,):
-            temporary.write_text("".join([header, names, *kept]))
+        with suppress(ValueError):  # a row that cannot be read: the file stays as it is
+            whole = [episode for episode in episodes if episode.endswith("\n")]
+            kept = [episode for episode in whole if start + float(episode.split(",")[column]) <= written / 1e9]
+            with atomic_writes(path) as (temporary,):
+                temporary.write_text("".join([header, names, *kept]))
     n_steps, log = 0 if checkpoint is None else n_steps_of(checkpoint), folder / LOGGED
     if log.exists():
         with atomic_writes(log) as (temporary,):

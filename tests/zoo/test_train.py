@@ -479,7 +479,11 @@ def test_episodes_after_the_checkpoint_are_forgotten(tmp_path):
     (tmp_path / "9.monitor.csv").write_text("")  # cut short, so that SB3 could read none
     for path in tmp_path.glob("[01].monitor.csv"):
         path.write_text(f"{path.read_text()}20.0,2")  # in the middle of a row
+    unreadable = tmp_path / "8.monitor.csv"
+    unreadable.write_text('#{"t_start": 0.0}\nr,l,t\n1.0,2,a word\n')
     forget_later_episodes(tmp_path, latest_checkpoint(tmp_path))
+    assert unreadable.read_text().endswith("a word\n")
+    unreadable.unlink()
     kept = load_results(str(tmp_path))
     assert list(kept["l"]) == list(at_checkpoint["l"]) and 0 < kept["l"].sum() <= 128
     forget_later_episodes(tmp_path, None)  # the run has ended before its first checkpoint
