@@ -6,10 +6,10 @@ import gymnasium
 from sb3_contrib.common.maskable.policies import MaskableActorCriticPolicy
 from stable_baselines3.ppo import MlpPolicy as PlainPolicy
 
-from sb3_ppg import PPG, MaskablePPG, PhasicCallback, RecurrentPPG, latest_checkpoint
+import sb3_ppg
+from sb3_ppg import PPG, MaskablePPG, PhasicCallback, RecurrentPPG, latest_checkpoint, zoo
 from sb3_ppg.policies import PhasicActorCriticPolicy
 from sb3_ppg.policies.lstm import RecurrentPhasicActorCriticPolicy
-from sb3_ppg.zoo import register
 
 
 class Mixin(PhasicActorCriticPolicy):
@@ -29,7 +29,9 @@ class Counts(PhasicCallback):
 
 def trains(env: gymnasium.Env[Any, Any]) -> None:
     """Train, resume, copy and play, with all kinds of environments and of policy classes."""
-    register()
+    zoo.register()
+    print(sb3_ppg.RecurentPPG)  # type: ignore[attr-defined]  # there is no such name, nor the next one
+    print(zoo.regster)  # type: ignore[attr-defined]
     vectors = gymnasium.make_vec("CartPole-v1", 4, vectorization_mode="sync")
     model = PPG(PlainPolicy, env).learn(10_000, Counts(), log_interval=None)
     MaskablePPG(MaskableActorCriticPolicy, env).learn(10_000, log_interval=None)
