@@ -60,8 +60,12 @@ SMALL = [
     Task("LunarLanderContinuous-v3", 100_000, -180.0, 200.0),
 ]
 LONG = [task for task in SMALL if task.env_id in ("LunarLander-v3", "Hopper-v5", "HalfCheetah-v5", "Walker2d-v5")]
-IN_FILES = ("Acrobot-v1", "LunarLander-v3", "LunarLanderContinuous-v3", "Hopper-v5", "HalfCheetah-v5", "Walker2d-v5")
-ENTERED = [next(task for task in SMALL if task.env_id == env_id) for env_id in IN_FILES]
+# Environments with entries, by the page that sums them up
+ENTERED = {
+    "entries": ("Acrobot-v1", "LunarLander-v3", "LunarLanderContinuous-v3"),
+    "entries_mujoco": ("Hopper-v5", "HalfCheetah-v5", "Walker2d-v5"),
+}
+TASKS = {task.env_id: task for task in SMALL}
 GAMES = [
     Task("MinAtar/Asterix-v1", 1_000_000, 0.5, 10.0),
     Task("MinAtar/Breakout-v1", 1_000_000, 0.4, 10.0),
@@ -80,10 +84,15 @@ POOLS: dict[str, tuple[str, dict[str, tuple[list[Task], str]]]] = {
         {f"five games, {first}": (GAMES, first) for first in ("PPG", "PPG, half of the phase", "PPG, 1 auxiliary epoch")},
     ),
     "default_entry": ("The entry `default` of ppg.yml, and changes to it", {"four environments": (LONG, "PPG")}),
-    "entries": ("Entries of ppg.yml beside PPO", {"three environments": (ENTERED[:3], "PPG")}),
-    "entries_mujoco": ("Entries of ppg.yml beside PPO, MuJoCo", {"three environments": (ENTERED[3:], "PPG")}),
+    **{
+        page: (
+            f"Entries of ppg.yml beside PPO: {', '.join(ids)}",
+            {"three environments": ([TASKS[each] for each in ids], "PPG")},
+        )
+        for page, ids in ENTERED.items()
+    },
 }
-SINGLE = ("matches", "entries", "entries_mujoco")  # whose environments also have lines of their own
+SINGLE = ("matches", *ENTERED)  # pages whose environments also have lines of their own
 PIP = {name: package["pip"] for name, package in PACKAGES.items()} | {"sbx": venvs.SBX}
 NORMALIZED = "dict(norm_obs=False, norm_reward=True)"
 COLD = 28  # seconds that compiling takes at most without torch's cache (results/compiled.csv, idle machine)
@@ -319,8 +328,11 @@ MATCHES = {
         task.env_id: Match(task.env_id, task.n_timesteps, architectures(*MINATAR), seeds=range(5), page="images_minatar")
         for task in GAMES
     },
-    **{name: with_entries(name, 1_000_000)._replace(page="entries") for name in IN_FILES[:3]},
-    **{name: with_entries(name, 1_000_000, name.replace("v5", "v4"))._replace(page="entries_mujoco") for name in IN_FILES[3:]},
+    **{
+        env_id: with_entries(env_id, 1_000_000, env_id.replace("v5", "v4"))._replace(page=page)  # RL Zoo's MuJoCo is older
+        for page, ids in ENTERED.items()
+        for env_id in ids
+    },
     **{f"{task.env_id}, default entry": with_default_entry(task.env_id) for task in LONG},
     "CartPole without velocities": with_memory("CartPoleNoVel-v1", 100_000),
     "LunarLander-v3, same settings": with_builds("LunarLander-v3", 500_000),

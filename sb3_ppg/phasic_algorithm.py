@@ -430,17 +430,17 @@ class PhasicAlgorithm(PhasicInterface):
             try:
                 model = super().load(file, *others, **kwargs)
             except (ValueError, RuntimeError) as error:
-                texts: tuple[str, ...] = ("size of optimizer's group", "different number of parameter groups")
-                if "objective_class" not in kwargs and any(text in str(error) for text in texts):
+                optimizers = ("size of optimizer's group", "different number of parameter groups")
+                parameters = ("Names of parameters do not match", "is an invalid object name", "in loading state_dict")
+                if "objective_class" not in kwargs and any(text in str(error) for text in optimizers):
                     remedy = "make it in the `_build` of a policy class; a new model takes the weights of this file by"
                     raise ArgumentError(
                         f"an optimizer of this model was replaced by one of other parameters: {remedy} "
                         'set_parameters({"policy": load_from_zip_file(path)[1]["policy"]}, exact_match=False), with '
                         "load_from_zip_file of stable_baselines3.common.save_util"
                     ) from error
-                texts = (*texts, "Names of parameters do not match", "is an invalid object name", "in loading state_dict")
-                is_about_parameters = not isinstance(error, ArgumentError) and any(text in str(error) for text in texts)
-                if "objective_class" not in kwargs or not is_about_parameters:
+                is_about_parameters = any(text in str(error) for text in (*optimizers, *parameters))
+                if "objective_class" not in kwargs or isinstance(error, ArgumentError) or not is_about_parameters:
                     raise
                 name = objective_name(kwargs["objective_class"])
                 raise ArgumentError(

@@ -193,7 +193,7 @@ class PPG(PhasicAlgorithm):
                             print(f"Early stopping at step {len(update.epochs) - 1} due to reaching max kl")
                         break
                 self._n_updates += len(update.epochs) if kind == "policy" else 0
-        self._log_policy_phase(latest, collected, updates)
+        self._log_policy_phase(collected, updates)
 
     def auxiliary_phase(self) -> None:
         """Optimize L^joint = L^aux + β_clone E[KL(π_old, π)], and L^value, for E_aux epochs on the rollouts of the phase."""
@@ -303,9 +303,9 @@ class PPG(PhasicAlgorithm):
         update.compiled = self.compiled_training.steps_of(update)
         return update
 
-    def _log_policy_phase(self, rollout: Rollout, collected: Rollout, updates: list[Update]) -> None:
+    def _log_policy_phase(self, rollout: Rollout, updates: list[Update]) -> None:
         self.logger.record("train/learning_rate", self.lr_schedule(self._current_progress_remaining))
-        record_all(self.logger, "train", policy_phase_summary(self.policy, collected, updates))
+        record_all(self.logger, "train", policy_phase_summary(self.policy, rollout, updates))
         if self.value_learning_rate is not None:
             rate = next(update.learning_rate for update in updates if update.kind == "value")
             self.logger.record("train/value_learning_rate", rate)

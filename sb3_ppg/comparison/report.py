@@ -166,9 +166,8 @@ class Comparison(NamedTuple):
                 label = f"{textwrap.shorten(name, 100)}, {returns.shape[1]} seeds"
                 axes.plot(returns.index, returns.mean(axis=1), label=label, color=color)
                 axes.fill_between(returns.index, *_band(returns), alpha=0.2, color=color)
-            axes.set(
-                xlabel="steps" if view == "steps" else f"{self.clock} seconds", ylabel="return" if view == "steps" else ""
-            )
+            xlabel, ylabel = ("steps", "return") if view == "steps" else (f"{self.clock} seconds", "")
+            axes.set(xlabel=xlabel, ylabel=ylabel)
             axes.grid(alpha=0.3)
             axes.xaxis.set_major_formatter(EngFormatter(sep="") if view == "steps" else ScalarFormatter())
             axes.set_xlim(left=0)

@@ -215,7 +215,6 @@ class CompiledStep(CompiledFunction):
         """Take a step on each of the minibatches; return None after an error."""
         n, n_at_once, like = len(minibatches), self.n_at_once, self._eager
         flat = self._flat = self._flat or FlatAdam(self._optimizer, self._reached, self._names)
-
         n_ratios = len(like.log_ratio) * size // like.size  # none in the auxiliary phase
         records = (
             like.values.new_empty(n_at_once, len(like.values)),

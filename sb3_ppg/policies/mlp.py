@@ -120,7 +120,6 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
     input_keys: ClassVar[tuple[str, ...]] = ()  # fields of a batch that `network_inputs` reads in addition to observations
     has_memory: ClassVar[bool] = False  # whether it needs earlier samples of an episode to evaluate one
     trunk_class: ClassVar[type[MlpExtractor]] = SharedTrunk  # base class of ``mlp_extractor`` in one network
-
     mixed_precision: MixedPrecision | None = None
     temperature: Any = 1.0  # temperature of the action distribution; only `Player` sets it, in a copy
     value_net: ValueHead

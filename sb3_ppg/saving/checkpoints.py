@@ -67,7 +67,6 @@ class PhasicCheckpointCallback(PhasicCallback):
         self.save_path = Path(save_path)
         self.name_prefix = name_prefix
         self.keep = keep
-
         self.failed_mid_iteration = False  # after an error in the middle of an iteration
         self._n_rollouts = 0
         self._saved_at: int | None = None

@@ -85,7 +85,6 @@ class Manager(ExperimentManager):
 
     def __init__(self, args: argparse.Namespace, algo: str, env_id: str, *others: Any, **options: Any):
         self.is_ours = algo in FAMILY
-
         self.config_file: TextIO | None = None  # of the run, which is locked while it is open
         self.n_steps_before = 0  # steps at the checkpoint from which a run goes on
         self.first_monitor = 0  # number of the first monitor file
@@ -323,7 +322,8 @@ class Manager(ExperimentManager):
     @override
     def create_callbacks(self) -> None:
         """Make evaluations use action masks, also in comparisons, and keep the earlier evaluations of a continued run."""
-        evaluating = EvalCallback if self.algo in OFFLINE else _Evaluations  # whose training has no steps of the environment
+        # `_Evaluations` compares with the steps of training, which those from recorded data do not have
+        evaluating = EvalCallback if self.algo in OFFLINE else _Evaluations
         with patch.object(rl_zoo3.exp_manager, "EvalCallback", evaluating):
             super().create_callbacks()
         for callback in self.callbacks:
