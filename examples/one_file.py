@@ -271,13 +271,13 @@ class PPG(OnPolicyAlgorithm):
     def train(self) -> None:
         """Run an iteration of the policy phase on the latest rollout and, after N_π of them, the auxiliary phase."""
         self._update_learning_rate([self.policy.optimizer, self.value_optimizer, self.aux_optimizer])
-        self.policy_phase()
+        self.policy_update()
         self.aux_buffer.add(self.rollout_buffer)
         if self.aux_buffer.n_rollouts >= self.n_policy_iterations:
             self.auxiliary_phase()
             self.aux_buffer = AuxBuffer(self.device)
 
-    def policy_phase(self) -> None:
+    def policy_update(self) -> None:
         """Optimize L^clip + β_S S[π] for E_π epochs, and L^value for E_V epochs, on the latest rollout."""
         self.policy.set_training_mode(True)
         clip_range = FloatSchedule(self.clip_range)(self._current_progress_remaining)

@@ -140,7 +140,7 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("beta_clone", "kl_coef", "vf_coef"), number(0)),
     "prior": Rule(
         lambda value: value in (None, "self", "not shared") or hasattr(value, "policy"),
-        'use a trained model, "self" for the policy with which training begins, or None for no prior',
+        'use a loaded model (in RL Zoo --prior FILE), "self" for the policy with which training begins, or None for no prior',
     ),
     "prior_coef": Rule(
         lambda value: isinstance(value, (dict, list, tuple)) or or_schedule(number(0)).is_allowed(value),
@@ -194,7 +194,6 @@ RULES: dict[str, Rule] = {
     "seed": optional(Rule(lambda value: is_count(value, 0) and value < 2**32, "use an integer from 0 to 2**32 - 1")),
     # Auxiliary buffer
     "storage": choice("memory", "mmap"),
-    "capacity": optional(count(), "for the rollouts of one phase"),
 }
 
 

@@ -204,6 +204,8 @@ def missing_extras_named() -> Iterator[None]:
         while cause is not None and not isinstance(error, MissingExtraError):
             module = (getattr(cause, "name", None) or "").split(".")[0]
             if module in EXTRAS:
-                raise MissingExtraError(f"{module} is not installed: {pip_install(EXTRAS[module])}") from error
+                is_missing = isinstance(cause, ModuleNotFoundError)
+                problem = "is not installed" if is_missing else f"cannot be imported ({' '.join(str(cause).split())})"
+                raise MissingExtraError(f"{module} {problem}: {pip_install(EXTRAS[module])}") from error
             cause = cause.__cause__ or cause.__context__
         raise

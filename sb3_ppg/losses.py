@@ -19,7 +19,8 @@ class Losses(NamedTuple):
 
     :param total: the sum to differentiate
     :param terms: the terms of the total, by the names under which they are logged
-    :param log_ratio: log π(a|s) - log π_old(a|s), detached, (B,), for ``target_kl`` and the log. Empty if no policy is trained
+    :param log_ratio: log π(a|s) - log π_prox(a|s), detached, (B,), for ``target_kl`` and the log; π_prox is the policy that
+        clipping refers to, π_old except with "ewma" and "decoupled". Empty if no policy is trained
     """
 
     total: th.Tensor
@@ -205,7 +206,7 @@ def value_loss(
     :param values: V(s), shape (B,)
     :param targets: V_targ, shape (B,)
     :param old_values: V(s) as predicted during the rollout, shape (B,); needed for clipping only
-    :param clip_range_vf: in the units of the (normalized) return, or None for no clipping
+    :param clip_range_vf: in the units of the values, or None for no clipping
     :param weights: see ``weighted_mean``, shape (B,), or None
     :param huber_threshold: see ``squared_error``
     :return: scalar

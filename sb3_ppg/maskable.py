@@ -148,8 +148,8 @@ class MaskablePPG(PPG):
             supported = self.env is None or is_masking_supported(self.env)
         if use_masking and not supported:
             raise ArgumentError(
-                "The environment has no method `action_masks`: write one, wrap it in sb3_contrib's ActionMasker, or use "
-                "learn(use_masking=False)"
+                "The environment has no method `action_masks`: write one, wrap it in sb3_contrib's ActionMasker, or use PPG "
+                "(in RL Zoo --algo ppg), or learn(use_masking=False)"
             )
         self._use_masking = use_masking
         return super().learn(total_timesteps, callback, log_interval, tb_log_name, reset_num_timesteps, progress_bar)
@@ -184,7 +184,8 @@ class MaskablePPG(PPG):
         if action_masks.size != self.n_envs * self.rollout_buffer.mask_dims:
             raise ArgumentError(
                 f"`action_masks` of an environment returned {action_masks.size // self.n_envs} values, "
-                f"{self.action_space} needs {self.rollout_buffer.mask_dims}"
+                f"{self.action_space} needs {self.rollout_buffer.mask_dims}; for Dict and Tuple actions, use "
+                "sb3_ppg.actions.flat_masks"
             )
         action_masks = action_masks.reshape(self.n_envs, -1).astype(bool)
         sizes = getattr(self.policy._action_dist, "action_dims", [0])  # a distribution of one dimension has no such attribute
@@ -192,5 +193,8 @@ class MaskablePPG(PPG):
         possible = np.logical_or.reduceat(action_masks, starts, axis=-1)  # (n_envs, action dimensions)
         if not possible.all():
             env, dimension = np.argwhere(~possible)[0]
-            raise ArgumentError(f"`action_masks` of environment {env} allow no action in dimension {dimension}")
+            raise ArgumentError(
+                f"`action_masks` of environment {env} allow no action in dimension {dimension}: allow one, or end the episode "
+                "one step earlier"
+            )
         return action_masks

@@ -229,10 +229,10 @@ class PhasicAlgorithm(PhasicInterface):
         self, dataset: Any, agent: Any = None, n_epochs: int = 10, batch_size: int = 256, fit_std: bool = True
     ) -> Self:
         """
-        Start from recorded data: clone its behavior with the losses, loop and optimizer of the auxiliary phase, and fit both
-        value heads to its discounted returns. If an episode was cut off, its return is bootstrapped with the value function.
-        Call ``learn`` afterwards to continue training. ``VecNormalize`` gets the statistics of the data, unless this model has
-        already been trained with other statistics.
+        Start from recorded data: clone its behavior with the loop and optimizer of the auxiliary phase, and fit both value
+        heads to its discounted returns by mean squared errors, whatever the objective. If an episode was cut off, its return
+        is bootstrapped with the value function. Call ``learn`` afterwards to continue training. ``VecNormalize`` gets the
+        statistics of the data, unless this model has already been trained with other statistics.
 
         :param dataset: recorded data, see ``sb3_ppg.offline.load_dataset``
         :param agent: an SB3 model without memory to imitate on the data's observations, instead of the data's actions. Its own

@@ -21,7 +21,7 @@ from sb3_ppg.actions import NESTED
 from sb3_ppg.arguments import arguments_explained, warn_of_missing_gpu
 from sb3_ppg.buffers.aux_buffer import AuxBuffer
 from sb3_ppg.buffers.replay import RolloutReplay
-from sb3_ppg.buffers.rollouts import POLICY_KEYS, Rollout, RolloutEnd, smallest_observations
+from sb3_ppg.buffers.rollouts import POLICY_KEYS, RolloutEnd, smallest_observations
 from sb3_ppg.distributed import n_processes, rank
 from sb3_ppg.environments.vector_rewards import RewardReader
 from sb3_ppg.environments.watched import TimeLimits
@@ -215,11 +215,6 @@ class PhasicInterface(OnPolicyAlgorithm):
         return self._n_aux_phases
 
     @property
-    def is_warming_up(self) -> bool:
-        """True while the latest rollout trains the value function alone, see ``n_value_warmup``."""
-        return 0 < self.num_timesteps <= self._warmup_end
-
-    @property
     def aux_lr_schedule(self) -> Schedule:
         """Schedule of the auxiliary phase's learning rate; by default the policy phase's learning rate."""
         return self.lr_schedule if self.aux_learning_rate is None else FloatSchedule(self.aux_learning_rate)
@@ -287,11 +282,6 @@ class PhasicInterface(OnPolicyAlgorithm):
         single_samples = not needs_sequences and (not objective.shuffles_sequences or size < self.n_steps)
         return single_samples, math.ceil(size / (1 if single_samples else self.n_steps))
 
-    def prepare_sequences(self) -> int:
-        """Choose the sequences of an auxiliary phase; return their number in a minibatch."""
-        self.aux_buffer.single_samples, n_sequences = self.aux_sequences()
-        return n_sequences
-
     def resolved_micro_batch_size(self) -> int | None:
         """Return the largest number of samples in one forward pass; None for whole minibatches."""
         if self.micro_batch_size != "auto":
@@ -309,20 +299,16 @@ class PhasicInterface(OnPolicyAlgorithm):
         """Return what environments add to the next step's inputs of the policy: arrays by name, (n_envs, ...)."""
         return {}
 
-    # ---- rollouts ----
-
-    def latest_rollout(self) -> Rollout:
-        """Return a copy of the rollout that was collected."""
-        return Rollout.of(self.rollout_buffer, self.rollout_end)
+    # ---- arrays of rollouts ----
 
     @property
-    def policy_keys(self) -> tuple[str, ...]:
+    def minibatch_keys(self) -> tuple[str, ...]:
         """Names of a rollout's arrays that minibatches of the policy phase have."""
         prior_keys = () if self.prior is None else ("prior",)
         return (*POLICY_KEYS, *self.policy.input_keys, *prior_keys, *self.objective.policy_keys)
 
     @property
-    def aux_keys(self) -> tuple[str, ...]:
+    def stored_keys(self) -> tuple[str, ...]:
         """Names of a rollout's arrays that the auxiliary phase keeps."""
         return ("observations", "targets", *self.policy.input_keys, *self.objective.aux_keys)
 

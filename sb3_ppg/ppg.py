@@ -13,12 +13,11 @@ from sb3_ppg.buffers.rollouts import Kind, Rollout
 from sb3_ppg.callbacks import tell
 from sb3_ppg.distributed import average_batch_statistics, n_processes
 from sb3_ppg.losses import Losses
-from sb3_ppg.optim.diagnostics import auxiliary_summary, leaf_summary, policy_phase_summary, record_all
+from sb3_ppg.optim.diagnostics import auxiliary_summary, leaf_summary, policy_summary, record_all
 from sb3_ppg.optim.update import Update, mean_losses
 from sb3_ppg.optim.value_units import change_value_units, set_value_units
 from sb3_ppg.phasic_algorithm import PhasicAlgorithm
 from sb3_ppg.training.checks import check_extras, check_rollout
-from sb3_ppg.training.preparing import recompute_advantages
 
 
 class PPG(PhasicAlgorithm):
@@ -88,15 +87,16 @@ class PPG(PhasicAlgorithm):
         the phase's policy updates. None: the same as ``learning_rate``
     :param value_learning_rate: The learning rate of the value epochs (``n_value_epochs``), it can be a function of the current
         progress remaining. None: the same as ``learning_rate``
-    :param n_value_epochs: E_V, the number of epochs on the value loss alone, before the policy epochs and with their own
-        optimizer. None: the policy and value losses are summed, and share E_π epochs and one optimizer
+    :param n_value_epochs: E_V, the number of epochs on the value loss alone, before the policy epochs (with "daac", "idaac"
+        and "dna" after them) and with their own optimizer. None: the policy and value losses are summed, and share E_π epochs
+        and one optimizer
     :param n_policy_iterations: N_π, the number of rollouts per phase
     :param n_aux_epochs: E_aux, the number of epochs of the auxiliary phase. 0: no auxiliary phase, and no rollouts are stored
         for it
     :param aux_batch_size: The largest minibatch of the auxiliary phase, in samples, rounded up to whole sequences (a sequence
         is one environment's part of one rollout), which are spread evenly over the minibatches. Less than ``n_steps``, for
-        policies without memory: minibatches of single samples (which DNA always uses). None: a sixteenth of a rollout, as in
-        the paper (with memory, of a phase), but at least ``batch_size``
+        policies without memory: minibatches of single samples (which DNA always uses, and DDCPG never). None: a sixteenth of
+        a rollout, as in the paper (with memory, of a phase), but at least ``batch_size``
     :param beta_clone: β_clone, the weight of the KL term of the auxiliary phase
     :param kl_coef: Weight of the KL penalty 1/2 (log π - log π_old)², which replaces clipping in the paper's KL variant
     :param normalize_value_targets: Whether value heads predict in value units, and both phases measure value errors in them.
@@ -158,11 +158,11 @@ class PPG(PhasicAlgorithm):
         :raises NonFiniteLossError: if a loss is NaN or infinite
         """
         start = time.perf_counter()
-        self.policy_phase()
+        rollout = self.policy_update()
         if self.n_aux_epochs > 0 and not self.is_warming_up:
-            self.aux_buffer.add(self.replay.rollouts[-1].kept(self.aux_keys), self._current_progress_remaining)
-            self.logger.record("time/phase_position", self.aux_buffer.n_new / self.n_policy_iterations)
-            if self.aux_buffer.n_new >= self.n_policy_iterations:
+            self.aux_buffer.add(rollout.kept(self.stored_keys), self._current_progress_remaining)
+            self.logger.record("time/phase_position", len(self.aux_buffer) / self.n_policy_iterations)
+            if len(self.aux_buffer) >= self.n_policy_iterations:
                 with self.aux_buffer.phase():
                     n_before = self.num_timesteps - self.n_steps * self.n_envs * n_processes()
                     if self.objective.is_due(n_before):  # always, except for DNA's first steps
@@ -172,28 +172,32 @@ class PPG(PhasicAlgorithm):
         self._compiles_updates = self._compiles_updates and not self.compiled_training.has_stopped
         self.logger.record("time/update_seconds", time.perf_counter() - start)
 
-    def policy_phase(self) -> None:
-        """Optimize L^clip and the entropy bonus for E_π epochs, and L^value for E_V epochs, on the latest rollouts."""
+    def policy_update(self) -> Rollout:
+        """
+        Optimize L^clip and the entropy bonus for E_π epochs, and L^value for E_V epochs, on the latest rollouts. Return the
+        latest one, with its value targets.
+        """
         self.policy.set_training_mode(False)
         plan, updates = self._plan(), []
         latest = self.latest_rollout()
         with self.replay.learning_from(latest):  # without replay, from nothing else
-            collected = self._prepare(latest, [kind for kind, *_ in plan])
+            as_collected = self._prepare(latest, [kind for kind, *_ in plan])
             self.policy.set_training_mode(True)
             for kind, losses, n_epochs, batch_size in plan:
                 updates.append(update := self._begin_update(kind, losses))
                 for _ in range(n_epochs):
                     if not (due := self.replay.due(kind)):
                         break  # all rollouts are used up
-                    if self.recompute_advantages and any(earlier.epochs for earlier in updates):
+                    if self.recompute_advantages and any(earlier.epochs for earlier in updates):  # not before the first epoch
                         for rollout in due:
                             self.update_advantages(rollout)
-                    if update.epoch(self.replay.epoch(kind, batch_size, self.policy_keys, self.device)).stopped:
+                    if update.epoch(self.replay.epoch(kind, batch_size, self.minibatch_keys, self.device)).stopped:
                         if self.verbose >= 1:
                             print(f"Early stopping at step {len(update.epochs) - 1} due to reaching max kl")
                         break
                 self._n_updates += len(update.epochs) if kind == "policy" else 0
-        self._log_policy_phase(collected, updates)
+        self._log_policy_update(as_collected, updates)
+        return latest
 
     def auxiliary_phase(self) -> None:
         """Optimize L^joint = L^aux + β_clone E[KL(π_old, π)], and L^value, for E_aux epochs on the rollouts of the phase."""
@@ -203,7 +207,8 @@ class PPG(PhasicAlgorithm):
         if self.verbose >= 1:
             print(f"Auxiliary phase: {self.n_aux_epochs} epochs over {buffer.n_samples:,} samples")
         report("on_aux_phase_start", epoch=0)
-        n_sequences, micro_batch_size = self.prepare_sequences(), self.resolved_micro_batch_size()
+        buffer.single_samples, n_sequences = self.aux_sequences()
+        micro_batch_size = self.resolved_micro_batch_size()
         self.policy.set_training_mode(False)
         buffer.record(partial(self.objective.recorded, self.policy), n_sequences, micro_batch_size)  # π_old
         update = self._begin_update("auxiliary", self.objective.auxiliary_losses)
@@ -220,6 +225,15 @@ class PPG(PhasicAlgorithm):
 
     # ---- updates ----
 
+    @property
+    def is_warming_up(self) -> bool:
+        """True while the latest rollout trains the value function alone, see ``n_value_warmup``."""
+        return 0 < self.num_timesteps <= self._warmup_end
+
+    def latest_rollout(self) -> Rollout:
+        """Return a copy of the rollout that was collected."""
+        return Rollout.of(self.rollout_buffer, self.rollout_end)
+
     def _prepare(self, latest: Rollout, kinds: Sequence[Kind]) -> Rollout:
         """
         Prepare the latest rollout and replayed ones: value targets, advantages, value unit, the objective's data. Return a
@@ -228,7 +242,7 @@ class PPG(PhasicAlgorithm):
         objective, replay = self.objective, self.replay
         check_rollout(self, latest)
         latest.arrays["targets"] = objective.value_targets(latest, self.rollout_buffer.gamma)
-        collected = replace(latest, arrays={**latest.arrays})
+        as_collected = replace(latest, arrays={**latest.arrays})
         self._normalize_advantages(latest)
         self._n_rollouts += 1
         self._update_value_units(latest)
@@ -237,19 +251,19 @@ class PPG(PhasicAlgorithm):
             self.update_advantages(rollout)
         if replay.capacity > 1:
             self.logger.record("train/older_rollouts", len(older))
-        objective.before_policy_phase(self.policy)
+        objective.before_policy_update(self.policy)
         for rollout in [*older, latest]:
             extras = objective.extras(self.policy, rollout)
             if rollout is latest:  # the others have extras already
                 check_extras(self, latest, extras)
             rollout.arrays |= extras
-        return collected
+        return as_collected
 
     def update_advantages(self, rollout: Rollout) -> None:
         """Recompute a rollout's advantages and value targets with the current value function."""
         batch_size = self.resolved_micro_batch_size() or max(self.batch_size, 1024)
         discounts = (self.rollout_buffer.gamma, self.rollout_buffer.gae_lambda)  # which a callback may change
-        recompute_advantages(rollout, self.policy, *discounts, batch_size)
+        rollout.recompute(self.policy, *discounts, batch_size)
         self._normalize_advantages(rollout)
 
     def _normalize_advantages(self, rollout: Rollout) -> None:
@@ -295,7 +309,7 @@ class PPG(PhasicAlgorithm):
             "auxiliary": (self.aux_optimizer, self.aux_lr_schedule),
         }[kind]
         progress = self._current_progress_remaining
-        if kind == "auxiliary" and self.aux_buffer.progress:  # else the rate of a run's last phase may be 0
+        if kind == "auxiliary" and self.aux_buffer.progress:  # the mean of the phase: at a run's end, the rate may be 0
             progress = float(np.mean(self.aux_buffer.progress))
         limits: Any = (self.resolved_micro_batch_size(), self.max_grad_norm, self.target_kl)
         rate, coefficients = schedule(progress), self.coefficients(progress)
@@ -303,9 +317,9 @@ class PPG(PhasicAlgorithm):
         update.compiled = self.compiled_training.steps_of(update)
         return update
 
-    def _log_policy_phase(self, rollout: Rollout, updates: list[Update]) -> None:
+    def _log_policy_update(self, rollout: Rollout, updates: list[Update]) -> None:
         self.logger.record("train/learning_rate", self.lr_schedule(self._current_progress_remaining))
-        record_all(self.logger, "train", policy_phase_summary(self.policy, rollout, updates))
+        record_all(self.logger, "train", policy_summary(self.policy, rollout, updates))
         if self.value_learning_rate is not None:
             rate = next(update.learning_rate for update in updates if update.kind == "value")
             self.logger.record("train/value_learning_rate", rate)

@@ -102,7 +102,8 @@ class RecurrentPPG(PPG):
         if 2 * length < min(self.n_steps, size):
             raise ArgumentError(
                 f"`{argument}`={value} cannot work: sequences are equal parts of `n_steps`={self.n_steps} steps, and here of "
-                f"{length} at most; use a divisor or a multiple of it"
+                f"{length} at most; use a divisor or a multiple of `n_steps`, with `replay_kwargs` a multiple of `n_steps` "
+                "times the number of rollouts that it keeps"
             )
 
     @override
@@ -124,7 +125,8 @@ class RecurrentPPG(PPG):
         states of the current network after the last rollout, (n_envs, 4, n_layers, hidden size).
         """
         self.policy.set_training_mode(False)
-        rollouts, n_sequences = self.aux_buffer.rollouts, longest_equal_part(self.n_envs, self.prepare_sequences())
+        _, n_sequences = self.aux_sequences()
+        rollouts, n_sequences = self.aux_buffer.rollouts, longest_equal_part(self.n_envs, n_sequences)
         for rollout in rollouts:
             rollout.arrays["lstm_states"] = rollout.arrays["lstm_states"].copy()  # files are read-only
         # Each rollout yields the states with which the next one begins
@@ -141,8 +143,8 @@ class RecurrentPPG(PPG):
 
     @property
     @override
-    def aux_keys(self) -> tuple[str, ...]:
-        return (*super().aux_keys, "number")
+    def stored_keys(self) -> tuple[str, ...]:
+        return (*super().stored_keys, "number")
 
     @override
     def latest_rollout(self) -> Rollout:

@@ -17,6 +17,7 @@ from sb3_ppg import PPG, ImpalaCNN, NormalizedRewardRolloutBuffer
 from sb3_ppg.family import PAPERS_VALUES
 from sb3_ppg.losses import Losses
 from sb3_ppg.objectives import RolloutEnd
+from tests.helpers import evaluate_auxiliary
 
 DATA = Path(__file__).parent / "data"
 # Our names of their heads of the policy, and of their networks of objectives
@@ -257,13 +258,13 @@ class GoldenTraining:
     def outputs(self, rollout: int) -> dict[str, np.ndarray]:
         """Return the present network's log-probabilities, (env, step, action), and both values, (env, step)."""
         images = th.as_tensor(channels_first(self.golden[f"roll{rollout}/obs"].reshape(-1, 16, 16, 3)))
-        evaluation = self.policy.evaluate_auxiliary(images)
-        logits = self.policy.actions.parameters(evaluation.distribution).numpy()
+        distribution, aux_values, values = evaluate_auxiliary(self.policy, images)
+        logits = self.policy.actions.parameters(distribution).numpy()
         sizes = (self.n_envs, self.n_steps)
         return {
             "logits": logits.reshape(*sizes, -1),
-            "value": evaluation.values.numpy().reshape(sizes),
-            "aux_value": evaluation.aux_values.numpy().reshape(sizes),
+            "value": values.numpy().reshape(sizes),
+            "aux_value": aux_values.numpy().reshape(sizes),
         }
 
     def check_outputs(self, rollout: int) -> dict[str, np.ndarray]:

@@ -14,6 +14,7 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import chdir, redirect_stderr, redirect_stdout
 from itertools import repeat
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -276,14 +277,14 @@ def epoch_of(model: PPG, size: int) -> Iterator[Any]:
     """The minibatches of the policy phase of an epoch on the rollout that was collected, without an objective's extras."""
     rollout = model.latest_rollout()
     length, parts = rollout.parts(size, np.random.permutation)
-    return batches([rollout.select(name for name in model.policy_keys if name in rollout.arrays)], parts, length, model.device)
+    found = rollout.select(name for name in model.minibatch_keys if name in rollout.arrays)
+    return batches([found], parts, length, model.device)
 
 
-def auxiliary_batch_sizes(model: PPG, total_timesteps: int) -> list[int]:
-    """Train, and return the number of samples of each forward pass of the auxiliary losses."""
-    calls = calls_of(model.objective, "auxiliary_losses")
-    model.learn(total_timesteps)
-    return [len(batch.targets) for (_, batch, _), _ in calls]
+def evaluate_auxiliary(policy: Any, observations: Any) -> tuple[Any, th.Tensor, th.Tensor]:
+    """Evaluate as in the auxiliary phase. Return the distribution, the auxiliary head's values and the true head's, (B,)."""
+    distribution, latent_pi, latent_vf, _ = policy.evaluate_batch(SimpleNamespace(observations=observations), auxiliary=True)
+    return distribution, policy.aux_value_net(latent_pi).squeeze(1), policy.value_net(latent_vf).squeeze(1)
 
 
 def untrained(model: PPG, n_rollouts: int) -> set[str]:

@@ -26,7 +26,6 @@ from sb3_ppg import PPG, ArgumentError, MaskablePPG, MlpPolicy, PhasicCallback, 
 from sb3_ppg.buffers.rollouts import RolloutEnd
 from sb3_ppg.errors import NonFiniteEnvironmentError, NonFiniteLossError
 from sb3_ppg.family import with_preset
-from sb3_ppg.objectives import Objective
 from sb3_ppg.policies.lstm import RecurrentPhasicActorCriticPolicy
 from sb3_ppg.training.checks import check_environment
 from tests.helpers import (
@@ -38,6 +37,7 @@ from tests.helpers import (
     RandomEnv,
     calls_of,
     changed,
+    evaluate_auxiliary,
     image_space,
     learn_and_log,
     make_kind,
@@ -219,8 +219,8 @@ def test_features_of_a_custom_policy_reach_all_networks():
     model = make(policy=Preprocesses).learn(64)
     near, far = th.full((1, 4), 0.01), th.full((1, 4), 5.0)
     with th.no_grad():
-        for evaluate in (model.policy.evaluate_auxiliary, model.policy.evaluate):
-            of_near, of_far = (evaluate(obs).latent_pi for obs in (near, far))
+        for auxiliary in (False, True):
+            of_near, of_far = (model.policy.evaluate(obs, auxiliary=auxiliary).latent_pi for obs in (near, far))
             assert th.equal(of_near, of_far)
         assert th.equal(model.policy.predict_values(near), model.policy.predict_values(far))
 
@@ -307,7 +307,7 @@ def test_the_policy_of_the_page_masks_actions_by_the_observation_in_both_phases(
     model = make(make_vec_env(PartlyPossible, 2), policy, learning_rate=0.0, **kwargs)
     assert abs(learn_and_log(model, 128)["train/approx_kl"]) < 1e-6
     obs = dict(obs=th.zeros(1, 3), mask=th.tensor([[1, 0, 0, 1]]))
-    probabilities = model.policy.evaluate_auxiliary(obs).distribution.distribution.probs
+    probabilities = evaluate_auxiliary(model.policy, obs)[0].distribution.probs
     assert probabilities[0, [1, 2]].sum() == 0 and probabilities.sum().item() == pytest.approx(1)
 
 
@@ -392,17 +392,18 @@ def test_models_that_exchange_parameters_train_apart():
     assert str(model.get_parameters()) == str(parameters) == str(before)
     mean = {name: (own + before["policy"][name]) / 2 for name, own in other.policy.named_parameters()}  # with gradients
     other.set_parameters({"policy": mean}, exact_match=False)
+    assert not changed(mean, dict(other.policy.named_parameters()))
 
 
 def test_a_policy_that_loads_its_own_parameters_keeps_its_values():
     """They are in value units, which are no parameters."""
     model = make().learn(64)
     obs = th.ones(3, *model.observation_space.shape)
-    before = model.policy.evaluate_auxiliary(obs)
+    _, *before = evaluate_auxiliary(model.policy, obs)
     for strict in (True, False):
         model.policy.load_state_dict({name: own.detach().clone() for name, own in model.policy.named_parameters()}, strict)
-        after = model.policy.evaluate_auxiliary(obs)
-        assert th.equal(after.values, before.values) and th.equal(after.aux_values, before.aux_values)
+        _, *after = evaluate_auxiliary(model.policy, obs)
+        assert all(map(th.equal, after, before))
 
 
 def test_arguments_of_a_subclass_are_its_own():
@@ -597,23 +598,15 @@ class Counts(PhasicCallback):
         self.n_ends += 1
 
 
-def test_callbacks_hear_of_phases_on_rollouts_from_elsewhere():
-    callback = Counts()
-    CollectsItself("MlpPolicy", "CartPole-v1", **SMALL).learn(128, callback)
-    assert callback.n_phases == 2
-
-
-class Broken(Objective):
-    def joint_losses(self, policy, batch, coefficients):
-        losses = super().joint_losses(policy, batch, coefficients)
-        return losses._replace(total=losses.total * np.nan)
-
-
-def test_callbacks_hear_of_the_end_of_a_run_that_fails_on_rollouts_from_elsewhere():
-    callback = Counts()
+def test_callbacks_hear_of_phases_and_of_ends_on_rollouts_from_elsewhere():
+    """They hear of the end of a run that fails, too."""
+    callback, model = Counts(), CollectsItself("MlpPolicy", "CartPole-v1", **SMALL)
+    model.learn(128, callback)
+    assert (callback.n_phases, callback.n_ends) == (2, 1)
+    model.policy.value_net.bias.data.fill_(np.nan)
     with pytest.raises(NonFiniteLossError):
-        CollectsItself("MlpPolicy", "CartPole-v1", objective=Broken, **SMALL).learn(64, callback)
-    assert callback.n_ends == 1
+        model.learn(32, callback)
+    assert callback.n_ends == 2
 
 
 def of_the_family(cls: type[PPG], name: str) -> PPG:

@@ -46,8 +46,7 @@ def fill_phase(model: PPG) -> None:
     """Collect the rollouts of a phase and do their updates, without the auxiliary phase."""
     for _ in range(model.n_policy_iterations):
         collect(model)
-        model.policy_phase()
-        model.aux_buffer.add(model.replay.rollouts[-1].kept(model.aux_keys))
+        model.aux_buffer.add(model.policy_update().kept(model.stored_keys))
 
 
 # ---- identities ----
@@ -218,7 +217,7 @@ def test_the_value_unit_is_an_average_over_a_phase():
     rollouts = [rng.normal(10 * index, 3 + index, (16, 1)).astype(np.float32) for index in range(5)]
     for index, targets in enumerate(rollouts):
         model.rollout_buffer.returns = targets
-        model.policy_phase()
+        model.policy_update()
         if index < 3:
             assert model.policy.value_net.mean.item() == pytest.approx(np.mean(rollouts[: index + 1]), rel=1e-5)
             assert model.policy.value_net.std.item() == pytest.approx(np.std(rollouts[: index + 1]), rel=1e-5)
@@ -232,14 +231,12 @@ def test_the_value_unit_is_an_average_over_a_phase():
 @pytest.mark.parametrize("scale, offset", [(0.0, 7.0), (0.01, 0.0)], ids=["constant", "small"])
 def test_small_or_constant_value_targets_stay_in_their_units(scale, offset):
     """Before the first reward of a sparse task, dividing by nearly zero would ruin the heads."""
-    model = make()
+    model = make(n_policy_iterations=1)
     collect(model)
     targets = (scale * np.random.default_rng(0).random((16, 1)) + offset).astype(np.float32)
     model.rollout_buffer.returns = targets
     before = weights(model)
-    model.policy_phase()
-    model.aux_buffer.add(model.replay.rollouts[-1].kept(model.aux_keys))
-    model.auxiliary_phase()
+    model.train()
     assert model.policy.value_net.std == model.policy.aux_value_net.std == 1
     assert model.policy.value_net.mean.item() == pytest.approx(targets.mean())
     assert model.logger.name_to_value["aux/loss"] < 100
@@ -259,7 +256,7 @@ def test_neither_phase_looks_at_values_minibatch_by_minibatch(monkeypatch):
             for name in ("item", "cpu", "tolist", "__bool__", "__float__", "__int__", "numpy"):
                 call = getattr(th.Tensor, name)
                 patched.setattr(th.Tensor, name, lambda *args, call=call: transfers.append("") or call(*args))
-            model.policy_phase()
+            model.policy_update()
             model.auxiliary_phase()
         return len(transfers)
 
@@ -307,6 +304,7 @@ BAD_VALUES = dict(
     gamma=[1.5, True],
     beta_clone=[-1.0, float("nan")],
     ent_coef=[float("inf")],
+    prior_coef=[-1, "much", float("nan"), lambda _: -1.0],
     clip_range=[0.0, lambda: 0.2],
     max_grad_norm=[0.0, lambda _: 0.5],
     target_kl=[0.0],
@@ -465,7 +463,7 @@ def test_no_environment_is_given_an_action_that_is_nan(action_space):
     model.learn(5, callback=lambda *_: model.num_timesteps < 5)
     with th.no_grad():
         model.policy.action_net.bias.fill_(np.nan)
-    with pytest.raises(NonFiniteActionError, match="NaN or infinite, from observations that are finite"):
+    with pytest.raises(NonFiniteActionError, match="actions or values that are NaN or infinite: normalize large observations"):
         model.learn(16, reset_num_timesteps=False)
     assert model.num_timesteps == 5 and distributions_are_validated()
 
@@ -517,8 +515,7 @@ def test_auxiliary_phases_of_few_optimizer_steps_are_advised_against_when_the_mo
     with pytest.warns(UserWarning, match=r"takes 16 optimizer steps.*0\.001: below about 24,"):
         PPG("MlpPolicy", "Pendulum-v1", n_aux_epochs=1, aux_learning_rate=1e-3, **kwargs)
     ADVISED.clear()
-    capacity = dict(n_aux_epochs=1, aux_buffer_kwargs=dict(capacity=40))
-    for enough in (dict(n_aux_epochs=10), dict(n_aux_epochs=0), dict(n_aux_epochs=1, aux_learning_rate=3e-3), capacity, {}):
+    for enough in (dict(n_aux_epochs=10), dict(n_aux_epochs=0), dict(n_aux_epochs=1, aux_learning_rate=3e-3), {}):
         PPG("MlpPolicy", "Pendulum-v1", **(kwargs if enough else dict(device="cpu")), **enough)
     RecurrentPPG("MlpLstmPolicy", "Pendulum-v1", device="cpu")
     PPG("MlpPolicy", "Pendulum-v1", **with_preset("dcpg", kwargs | dict(n_aux_epochs=1)))  # other losses

@@ -18,7 +18,6 @@ from tests.helpers import (
     DICT,
     SMALL,
     assert_trains_like,
-    auxiliary_batch_sizes,
     calls_of,
     collect,
     epoch_of,
@@ -127,14 +126,15 @@ def test_any_batch_size_of_whole_sequences(n_steps, batch_size, length, n_sample
     batches = list(epoch_of(model, batch_size))
     assert [len(batch.actions) for batch in batches] == n_samples
     assert all(len(batch.lstm_states) * length == len(batch.actions) for batch in batches)
-    model.train()
 
 
 def test_micro_batches_are_whole_sequences_and_the_same_step():
     policies = []
     for micro_batch_size, samples in ((None, 32), (9, 8), (1, 8)):
         model = make(micro_batch_size=micro_batch_size, aux_batch_size=32)
-        assert set(auxiliary_batch_sizes(model, 8 * 2 * 2)) == {samples}
+        calls = calls_of(model.objective, "auxiliary_losses")
+        model.learn(8 * 2 * 2)
+        assert {len(batch.targets) for (_, batch, _), _ in calls} == {samples}
         policies.append([*model.policy.parameters()])
     for other in policies[1:]:
         th.testing.assert_close(other, policies[0], rtol=0, atol=2e-6)
@@ -143,7 +143,9 @@ def test_micro_batches_are_whole_sequences_and_the_same_step():
 def test_auxiliary_minibatches_are_a_sixteenth_of_the_phase():
     """With memory it is a sixteenth of the phase (128 samples here), not of a rollout (8)."""
     model = make(env=make_env(n_envs=4), n_policy_iterations=16, n_aux_epochs=1, n_steps=2, batch_size=8)
-    assert auxiliary_batch_sizes(model, 2 * 4 * 16) == [8] * 16
+    calls = calls_of(model.objective, "auxiliary_losses")
+    model.learn(2 * 4 * 16)
+    assert [len(batch.targets) for (_, batch, _), _ in calls] == [8] * 16
 
 
 def states_by_the_present_network(model: RecurrentPPG) -> list[np.ndarray]:
@@ -244,7 +246,7 @@ def test_where_the_value_functions_gradient_goes(kwargs, policy_phase, auxiliary
     model = make(policy_kwargs=kwargs)
     collect(model)
     batch = next(epoch_of(model, 8))
-    model.aux_buffer.add(model.latest_rollout().kept(model.aux_keys))
+    model.aux_buffer.add(model.latest_rollout().kept(model.stored_keys))
     _, aux_batch = next(model.aux_buffer.batches(np.arange(2), 2))
 
     def reaches(values: th.Tensor) -> bool:
@@ -256,9 +258,9 @@ def test_where_the_value_functions_gradient_goes(kwargs, policy_phase, auxiliary
     actions = model.policy.actions.from_buffer(batch.actions)
     assert reaches(model.policy.evaluate_actions(observations, actions, *memory)[0]) == policy_phase
     assert reaches(values_of(model.policy, inputs)) == policy_phase
-    evaluation = model.policy.evaluate_auxiliary(*model.policy.network_inputs(aux_batch))
-    assert reaches(evaluation.values) == auxiliary_phase
-    assert reaches(evaluation.aux_values)
+    evaluation = model.policy.evaluate_batch(aux_batch, auxiliary=True)
+    assert reaches(model.policy.value_net(evaluation.latent_vf)) == auxiliary_phase
+    assert reaches(model.policy.aux_value_net(evaluation.latent_pi))
 
 
 def test_the_policy_alone_is_saved_and_loaded(tmp_path):

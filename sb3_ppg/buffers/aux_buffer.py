@@ -24,7 +24,7 @@ from sb3_ppg.errors import ArgumentError
 
 class AuxBuffer:
     """
-    The arrays that the auxiliary phase needs, of the rollouts since the last phase or, with ``capacity``, the latest rollouts.
+    The arrays that the auxiliary phase needs, of the rollouts since the last phase.
 
     A *sequence* is one environment's part of one rollout: ``n_steps`` consecutive samples, or, with ``single_samples``, one.
     Sequences are numbered rollout by rollout, then environment by environment, then by time.
@@ -36,9 +36,7 @@ class AuxBuffer:
     :param storage: where arrays are kept: "memory", or "mmap" for files on a disk that are mapped into memory. The files
         have no name, and disappear when the process ends, even if it is killed
     :param path: folder of these files, created if it does not exist. None: the system's folder for temporary files
-    :param capacity: number of rollouts that are kept, so that auxiliary phases use the latest ones again. None: those of one
-        phase, which are dropped after it
-    :raises ArgumentError: for another storage, a path without "mmap", or a capacity below one
+    :raises ArgumentError: for another storage, or a path without "mmap"
     """
 
     def __init__(
@@ -46,16 +44,14 @@ class AuxBuffer:
         device: th.device | str = "cpu",
         storage: Literal["memory", "mmap"] = "memory",
         path: str | Path | None = None,
-        capacity: int | None = None,
     ):
-        check_values(storage=storage, capacity=capacity)
+        check_values(storage=storage)
         if path is not None and storage != "mmap":
             raise ArgumentError(
                 f"`path`={str(path)!r} of the auxiliary buffer has no meaning with `storage`={storage!r}: use 'mmap'"
             )
         self.device = th.device(device)
         self.storage = storage
-        self.capacity = capacity
         self.single_samples = False
         self.path = Path(tempfile.gettempdir() if path is None else path)
         self.reset()
@@ -65,7 +61,7 @@ class AuxBuffer:
         self.rollouts: list[Rollout] = []
         self.on_device: list[Rollout] | None = None  # all rollouts, during a phase
         self.recorded: th.Tensor | None = None  # (n_samples, P)
-        self.progress: list[float] = []  # remaining progress of the run (from 1 to 0) at each new rollout's policy update
+        self.progress: list[float] = []  # remaining progress of the run (from 1 to 0) at each rollout's policy update
 
     @contextmanager
     def phase(self) -> Iterator[None]:
@@ -73,19 +69,11 @@ class AuxBuffer:
         try:
             yield
         finally:
-            if self.capacity is None:
-                self.reset()
-            self.on_device = self.recorded = None
-            self.progress = []
+            self.reset()
 
     def __len__(self) -> int:
         """The number of rollouts."""
         return len(self.rollouts)
-
-    @property
-    def n_new(self) -> int:
-        """The number of rollouts since the last auxiliary phase."""
-        return len(self.progress)
 
     @property
     def n_samples(self) -> int:
@@ -108,8 +96,6 @@ class AuxBuffer:
         """Keep a rollout, whose arrays must not change later; see the attribute ``progress``."""
         self.rollouts.append(replace(rollout, arrays=map_arrays(self._stored, rollout.arrays)))
         self.progress.append(progress)
-        if self.capacity is not None:
-            self.rollouts = self.rollouts[-self.capacity :]
 
     def _stored(self, array: np.ndarray) -> np.ndarray:
         if self.storage == "memory" or array.size == 0:  # a file without bytes cannot be mapped

@@ -13,10 +13,12 @@ from gymnasium import spaces
 from sb3_contrib.common.maskable.buffers import MaskableDictRolloutBuffer, MaskableRolloutBuffer
 from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
 from stable_baselines3.common.type_aliases import PyTorchObs
+from stable_baselines3.common.utils import obs_as_tensor
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_ppg.arrays import map_arrays, split_arrays
 from sb3_ppg.environments.watched import normalizers
+from sb3_ppg.policies import PhasicActorCriticPolicy
 
 SB3_CLASSES = (RolloutBuffer, DictRolloutBuffer, MaskableRolloutBuffer, MaskableDictRolloutBuffer)
 # Small minibatches are gathered together, by one indexed copy of up to this size
@@ -131,17 +133,44 @@ class Rollout:
     # ---- advantages ----
 
     def gae(self, values: np.ndarray, last_values: np.ndarray, gamma: Any, gae_lambda: Any) -> np.ndarray:
-        """Return ``gae`` of the rewards with values, (n_envs, n_steps, ...), and V after the last step, (n_envs, ...)."""
+        """
+        Return A, (n_envs, n_steps) or for vector rewards (n_envs, n_steps, K), in the units of the rewards; see ``gae``.
+
+        :param values: V(s), of the shape of the result
+        :param last_values: V after the last step, (n_envs,) or (n_envs, K)
+        :param gamma: γ, a number or (K,)
+        :param gae_lambda: λ, a number or (K,)
+        """
         starts, dones = self.arrays["episode_starts"], self.arrays["last_dones"][:, 0]
         if values.ndim == 3:
             starts, dones = starts[:, :, None], dones[:, None]
         rewards, values, starts = (array.swapaxes(0, 1) for array in (self.arrays["rewards"], values, starts))
         return gae(rewards, values, starts, last_values, dones, gamma, gae_lambda).swapaxes(0, 1)
 
-    def recompute(self, values: np.ndarray, last_values: np.ndarray, gamma: Any, gae_lambda: Any) -> None:
-        """Set advantages and value targets by other values; see ``gae``."""
-        advantages = self.gae(values, last_values, gamma, gae_lambda)
-        self.arrays |= {"advantages": self.combined(advantages), "targets": advantages + values}
+    @th.no_grad()
+    def recompute(self, policy: PhasicActorCriticPolicy, gamma: Any, gae_lambda: Any, batch_size: int) -> None:
+        """
+        Recompute advantages and value targets with the current value function. The values that were predicted when the
+        rollout was collected stay, and so do the rewards, including the bootstrapped values at time limits.
+
+        :param batch_size: largest number of samples in one forward pass
+        """
+        was_training = policy.training
+        policy.set_training_mode(False)
+        length, parts = self.parts(batch_size, np.arange)
+        inputs = self.select(["observations", *policy.input_keys])
+        inputs_of_parts = batches([inputs], parts, length, policy.device)
+        latents = (policy.evaluate_batch(part, reads=("latent_vf",)).latent_vf for part in inputs_of_parts)
+        values = th.cat([policy.value_net(latent) for latent in latents])
+        keys = [key for key in ("observations", "dones", *policy.input_keys) if f"last_{key}" in self.arrays]
+        last = {key: map_arrays(lambda array: array[:, 0], self.arrays[f"last_{key}"]) for key in keys}
+        observations = obs_as_tensor(last["observations"], policy.device)
+        last_values = policy.next_values(policy.step_batch(observations, last["dones"], last))
+        policy.set_training_mode(was_training)
+        n_envs, _, *components = shape = self.arrays["old_values"].shape
+        new = (values.cpu().numpy().reshape(shape), last_values.cpu().numpy().reshape(n_envs, *components))
+        advantages = self.gae(*new, gamma, gae_lambda)
+        self.arrays |= {"advantages": self.combined(advantages), "targets": advantages + new[0]}
 
     def combined(self, components: np.ndarray) -> np.ndarray:
         """Return the weighted sums over the components of vector rewards, (n_envs, n_steps); scalars as they are."""

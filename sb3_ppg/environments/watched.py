@@ -151,7 +151,8 @@ def check_finite(normalizers: list[VecNormalize], numbers: list[Numbers], when: 
     for normalizer in normalizers:
         for name, rms in statistics(normalizer).items():
             if not (np.isfinite(rms.mean).all() and np.isfinite(rms.var).all()):
-                raise NonFiniteEnvironmentError(f"VecNormalize's statistics `{name}` are not finite {when}")
+                remedy = "Scale large numbers down in the environment; leave out those that may be NaN (`norm_obs_keys`)"
+                raise NonFiniteEnvironmentError(f"VecNormalize's statistics `{name}` are not finite {when}. {remedy}")
 
 
 @contextmanager
@@ -318,4 +319,7 @@ class _WatchedRemote:
             for process in processes:
                 process.kill()  # those of RL Zoo ignore SIGTERM
             self.workers.waiting, self.workers.closed = False, True
-            raise WorkerError(f"A worker process of SubprocVecEnv died when it was asked to {self.request}: {named}")
+            raise WorkerError(
+                f"A worker process of SubprocVecEnv died when it was asked to {self.request}: {named}. If it raised an error, "
+                "that is printed above; exit code -9 often means too little memory"
+            )

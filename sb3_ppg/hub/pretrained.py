@@ -51,8 +51,9 @@ from sb3_ppg.saving.files import atomic_writes, check_version, package_version
 from sb3_ppg.saving.training_state import generators_kept, moments_of
 
 DESCRIPTION, ARRAYS = "model.json", "model.safetensors"
-# Arguments of the algorithm that belong to a machine or a run, not to the model; of `aux_buffer_kwargs` all but the capacity
+# Arguments of the algorithm that belong to a machine or a run, or stand elsewhere in the description
 LOCAL_ARGUMENTS = {"policy", "env", "device", "verbose", "tensorboard_log", "stats_window_size", "_init_setup_model"}
+LOCAL_ARGUMENTS |= {"aux_buffer_kwargs"}
 VEC_NORMALIZE = [name for name in Normalization.__struct_fields__ if name != "observation_space"]
 PACKAGES = ("stable-baselines3", "torch", "gymnasium", "numpy")
 
@@ -216,7 +217,9 @@ def _read(
         if unknown := arguments.keys() - set(_arguments(cls)):
             raise ModelFormatError(f"arguments: {cls.__name__} has no {sorted(unknown)}")
         msgspec.convert({name: value for name, value in arguments.items() if name not in custom}, Bounded)
-        arguments["compile_updates"] = custom.get("compile_updates", False)  # a file does not decide that a compiler runs
+        # A file decides neither that a compiler runs, nor where arrays are kept
+        arguments["compile_updates"] = custom.get("compile_updates", False)
+        arguments["aux_buffer_kwargs"] = custom.get("aux_buffer_kwargs")
         policy = decode(description.policy, "policy", custom)
         model = cls(policy, None, device=device, _init_setup_model=False, **arguments)  # type: ignore[arg-type]
         model.observation_space = make_space(description.observation_space)
@@ -260,8 +263,6 @@ def _arguments(cls: type[PPG]) -> list[str]:
 def _argument(model: PPG, name: str) -> Any:
     if name == "objective":
         return objective_name(model.objective_class)
-    if name == "aux_buffer_kwargs":
-        return {key: value for key, value in (model.aux_buffer_kwargs or {}).items() if key == "capacity"} or None
     if name == "prior" and isinstance(model.prior, prior.Prior):
         return prior.PRIOR_LEFT_OUT
     return getattr(model, name)

@@ -244,7 +244,6 @@ class Bounded(Struct):
     n_steps: Annotated[int, Meta(ge=1, le=10**7)] = 1
     seed: Annotated[int, Meta(ge=0, le=2**32 - 1)] | None = None
     policy_kwargs: dict[str, Any] | None = None
-    aux_buffer_kwargs: dict[Literal["capacity"], Annotated[int, Meta(ge=1, le=2**31)] | None] | None = None
 
 
 # ---- arguments ----
@@ -294,7 +293,7 @@ def encode(value: Any, path: str, custom_objects: Mapping[str, Any]) -> Any:
     raise ModelFormatError(
         f"{path}={value!r} is not plain data and cannot be shared without pickle: name the model's object here, "
         f"custom_objects={{{getattr(value, '__name__', type(value).__name__)!r}: ...}}, and give it again where the model is "
-        "loaded"
+        "loaded, both in Python (hub.push, hub.load)"
     )
 
 
@@ -332,7 +331,7 @@ def decode(value: Any, path: str, custom_objects: Mapping[str, Any]) -> Any:
                 return custom_objects[name]
             case [("$custom", name)]:
                 raise ModelFormatError(
-                    f"{path} is not plain data: its author must tell you what {name!r} is. Load the model with "
+                    f"{path} is not plain data: its author must tell you what {name!r} is. Load the model in Python, with "
                     f"custom_objects={{{name!r}: ...}}"
                 )
             case [("$tuple" | "$items" as kind, list(items))]:

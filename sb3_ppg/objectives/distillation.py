@@ -81,7 +81,10 @@ class DistillationObjective(Objective):
 
     @override
     def recorded(self, policy: PhasicActorCriticPolicy, batch: Any) -> th.Tensor:
-        """Return V(s) of the value network after its epochs, raw logits if constrained, and the parameters of π_old(.|s)."""
+        """
+        Return columns, (B, 1 + L + P): V(s) of the value network after its epochs, the L outputs of ``action_net`` if
+        ``constraint`` is "logits" (else L is 0), and the P parameters of π_old(.|s).
+        """
         distribution, latent_pi, latent_vf, _ = policy.evaluate_batch(batch)
         logits = [policy.action_net(latent_pi)] if self.constraint == "logits" else []
         return th.cat([policy.value_net(latent_vf), *logits, policy.actions.parameters(distribution)], dim=1)

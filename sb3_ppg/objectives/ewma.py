@@ -54,7 +54,7 @@ class DecoupledObjective(Objective):
         self.proximal.update_parameters(policy)  # the first is copied
 
     @override
-    def before_policy_phase(self, policy: PhasicActorCriticPolicy) -> None:
+    def before_policy_update(self, policy: PhasicActorCriticPolicy) -> None:
         self.restart(policy)
 
     @override
@@ -133,7 +133,7 @@ class EWMAObjective(DecoupledObjective):
             mean.lerp_(parameter, weight.to(mean.dtype))
 
     @override
-    def before_policy_phase(self, policy: PhasicActorCriticPolicy) -> None:
+    def before_policy_update(self, policy: PhasicActorCriticPolicy) -> None:
         """Continue the average within a phase; start it with the current policy, whose parameters may have been set."""
         if self.proximal.get_buffer("n_averaged") == 1:
             self.restart(policy)

@@ -232,19 +232,19 @@ class Objective(nn.Module):
         Return a value head's loss in either phase, of kind ``value_loss``, clipped by ``value_clip`` or ``clip_range_vf``.
 
         :param latent: features that the head reads, (B, latent dimension)
-        :param unit: the value unit
+        :param unit: the value unit, in the units of the (normalized) return
         :param clip_range_vf: in value units, or None for no clipping
         :return: scalar
         """
-        targets, weights = batch.targets, weights_of(batch)
-        is_clipped = self.value_clip is not None or clip_range_vf is not None
-        if not is_clipped and self.huber_threshold is None:
-            return head_loss(head, latent, targets, unit, weights)
-        values, targets = head(latent).flatten() / unit, targets / unit
-        old_values: Any = batch.old_values / unit if is_clipped else None
-        if self.value_clip is None:
-            return losses.value_loss(values, targets, old_values, clip_range_vf, weights, self.huber_threshold)
-        return losses.clipped_value_loss(values, targets, old_values, self.value_clip, weights, self.huber_threshold)
+        weights, threshold = weights_of(batch), self.huber_threshold
+        if hasattr(head, "loss"):  # for which `check` refuses clipping and "huber"
+            return head_loss(head, latent, batch.targets, unit, weights)
+        values, targets = head(latent).flatten() / unit, batch.targets / unit
+        if self.value_clip is not None:
+            old_values = batch.old_values / unit
+            return losses.clipped_value_loss(values, targets, old_values, self.value_clip, weights, threshold)
+        old_values = None if clip_range_vf is None else batch.old_values / unit
+        return losses.value_loss(values, targets, old_values, clip_range_vf, weights, threshold)
 
     def evaluated_losses(
         self, policy: PhasicActorCriticPolicy, evaluation: Evaluation, batch: Any, coefficients: Coefficients
@@ -297,8 +297,8 @@ class Objective(nn.Module):
 
     def n_value_epochs(self, n_value_epochs: int) -> int:
         """
-        Return the number of value epochs on this rollout; ``n_value_epochs`` is the algorithm's argument, never None here. The
-        rollouts of ``n_value_warmup`` always have that number, and this method is not called for them.
+        Return the number of value epochs on this rollout; ``n_value_epochs`` is the algorithm's argument, never None here.
+        Called once in each update, so that it may count, except for rollouts of ``n_value_warmup``, which have that number.
         """
         return n_value_epochs
 
@@ -318,8 +318,8 @@ class Objective(nn.Module):
         :param reset_infos: infos of the reset of each environment that has started a new episode
         """
 
-    def before_policy_phase(self, policy: PhasicActorCriticPolicy) -> None:
-        """Called before the update on a rollout."""
+    def before_policy_update(self, policy: PhasicActorCriticPolicy) -> None:
+        """Called before the update on each rollout, once its targets and advantages are ready."""
 
     def after_policy_step(self, policy: PhasicActorCriticPolicy) -> None:
         """Called after each optimizer step on the policy's loss, alone or joint with the value function's."""

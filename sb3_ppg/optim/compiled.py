@@ -399,8 +399,8 @@ def reason_against(policy: PhasicActorCriticPolicy, objective: Objective) -> str
 def missing_compiler(device: th.device) -> str | None:
     """Return the reason why torch's compiler cannot work on this machine, or None."""
     default = {"darwin": "clang++", "win32": "cl"}.get(sys.platform, "g++")
-    if device.type == "cpu" and shutil.which(os.environ.get("CXX", default)) is None:
-        return "torch needs a C++ compiler for this, and there is none"
+    if device.type == "cpu" and shutil.which(compiler := os.environ.get("CXX", default)) is None:
+        return f"torch needs a C++ compiler for this, and there is no {compiler}: install it, or use compile_updates=False"
     return None
 
 

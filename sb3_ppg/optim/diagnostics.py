@@ -65,7 +65,7 @@ def record_all(logger: Logger, group: str, values: dict[str, float]) -> None:
         logger.record(f"{group}/{name}", value)
 
 
-def policy_phase_summary(policy: PhasicActorCriticPolicy, rollout: Rollout, updates: list[Update]) -> dict[str, float]:
+def policy_summary(policy: PhasicActorCriticPolicy, rollout: Rollout, updates: list[Update]) -> dict[str, float]:
     """
     Return the values that PPO logs for an update; ``rollout`` is as it was collected. Losses are means over samples and
     epochs; ``approx_kl``, in nats, is of the last epoch, and ``loss`` of the last step.
@@ -139,9 +139,9 @@ def auxiliary_summary(
     kls, columns = [], []
     policy.set_training_mode(False)
     for part in split_each((batch for _, batch in aux_buffer.batches(spread, n_sequences)), micro_batch_size):
-        evaluation = policy.evaluate_auxiliary(*policy.network_inputs(part))
-        kls.append(objective.kl_to_recorded(policy, evaluation.distribution, part.recorded))
-        values = (part.targets, evaluation.values, evaluation.aux_values)  # with one component, values are (B,)
+        distribution, latent_pi, latent_vf, _ = policy.evaluate_batch(part, auxiliary=True)
+        kls.append(objective.kl_to_recorded(policy, distribution, part.recorded))
+        values = (part.targets, policy.value_net(latent_vf), policy.aux_value_net(latent_pi))
         columns.append(th.stack([each.reshape(len(each), -1) for each in values]))
     policy.set_training_mode(True)
     kl = th.cat(kls).mean()

@@ -52,7 +52,8 @@ def _array_sizes(policy: PhasicActorCriticPolicy, observations: PyTorchObs) -> l
     policy.set_training_mode(False)  # so that dropout draws no random numbers
     try:
         with th.enable_grad(), th.autograd.graph.saved_tensors_hooks(note, lambda array: array):
-            policy.evaluate_auxiliary(observations)
+            _, latent_pi, latent_vf, _ = policy.evaluate(observations, auxiliary=True)
+            policy.aux_value_net(latent_pi), policy.value_net(latent_vf)
     finally:
         policy.set_training_mode(training)
         for hook in hooks:

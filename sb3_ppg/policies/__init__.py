@@ -3,7 +3,6 @@
 from sb3_ppg.policies.extractors import SharedTrunk
 from sb3_ppg.policies.heads import ValueHead, VectorValueHead, head_loss
 from sb3_ppg.policies.mlp import (
-    AuxiliaryEvaluation,
     CnnPolicy,
     Evaluation,
     MixedPrecision,
@@ -15,7 +14,6 @@ from sb3_ppg.policies.mlp import (
 )
 
 __all__ = [
-    "AuxiliaryEvaluation",
     "CnnPolicy",
     "Evaluation",
     "MixedPrecision",

@@ -146,7 +146,10 @@ def how_to_convolve(space: spaces.Space) -> str:
         return "give gray images a last axis, (height, width, 1), for CnnPolicy"
     if is_image_space(space):
         size = f"{SMALLEST} x {SMALLEST} pixels"
-        return f"enlarge images below {size}, or use CnnPolicy with policy_kwargs=dict(features_extractor_class=ImpalaCNN)"
+        return (
+            f"enlarge images below {size}, or, if they are not in a Dict, use CnnPolicy with policy_kwargs="
+            "dict(features_extractor_class=ImpalaCNN)"
+        )
     if len(shape) == 3 and sorted(shape)[1] < SMALLEST:
         return "for grids with the channels last, use MlpPolicy with policy_kwargs=dict(features_extractor_class=MinAtarCNN)"
     if len(shape) == 3:

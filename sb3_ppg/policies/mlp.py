@@ -76,15 +76,6 @@ class Evaluation(NamedTuple):
 KNOWN_INPUTS = ((), ("action_masks",), ("lstm_states", "episode_starts"))
 
 
-class AuxiliaryEvaluation(NamedTuple):
-    """Distribution, values of both heads, (B,) or for vector rewards (B, K), and ``Evaluation.latent_pi``."""
-
-    distribution: Distribution
-    aux_values: th.Tensor
-    values: th.Tensor
-    latent_pi: th.Tensor
-
-
 class PhasicActorCriticPolicy(ActorCriticPolicy):
     """
     SB3's actor-critic policy with an auxiliary value head, ``aux_value_net``, on the policy network. Only the auxiliary phase
@@ -229,7 +220,7 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
             if is_known and other is not None and not weight.allclose(other, 0, 0, equal_nan=True):
                 raise ArgumentError(
                     "the weights are those of two features extractors, of which this policy would keep the second: make it "
-                    "with architecture='dual'"
+                    "with policy_kwargs=dict(architecture='dual')"
                 )
         return super().load_state_dict(state_dict, *args, **kwargs)
 
@@ -273,7 +264,9 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
     def make_features_extractor(self) -> BaseFeaturesExtractor:
         is_dict = isinstance(self.observation_space, spaces.Dict)
         if self.features_extractor_class is (FlattenExtractor if is_dict else CombinedExtractor):
-            remedy = "use 'MultiInputPolicy' ('MultiInputLstmPolicy') for Dict observations, and for these alone"
+            remedy = "use 'MlpPolicy', or 'CnnPolicy' for images (with LSTMs 'MlpLstmPolicy' or 'CnnLstmPolicy')"
+            if is_dict:
+                remedy = "use 'MultiInputPolicy' (with LSTMs 'MultiInputLstmPolicy')"
             raise ArgumentError(f"`policy`={type(self).__name__} cannot work with {self.observation_space}: {remedy}")
         if isinstance(self.observation_space, spaces.Dict) and self.features_extractor_class is CombinedExtractor:
             shapes = [part.shape for part in self.observation_space.values() if isinstance(part, spaces.Box)]
@@ -287,6 +280,8 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
                 raise
             parts = [*getattr(self.observation_space, "spaces", {"": self.observation_space}).values()]
             remedy = how_to_convolve(next(filter(is_image_space, parts), parts[0]))
+            if is_dict and self.features_extractor_class is NatureCNN:
+                remedy = "use 'MultiInputPolicy' (with LSTMs 'MultiInputLstmPolicy')"
             name = type(self).__name__
             raise ArgumentError(f"`policy`={name} cannot work with {self.observation_space}: {remedy}") from error
         if not hasattr(extractor, "features_dim"):
@@ -591,12 +586,6 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
             distribution.proba_distribution(distribution.distribution.mean, self.log_std, evaluation.latent_pi)
         return evaluation
 
-    def evaluate_auxiliary(self, *inputs: Any) -> AuxiliaryEvaluation:
-        """Return the distribution and both heads' values for the auxiliary phase; takes the arguments of ``evaluate``."""
-        distribution, latent_pi, latent_vf, _ = self.evaluate(*inputs, auxiliary=True)
-        values, aux_values = self.value_net(latent_vf).squeeze(1), self.aux_value_net(latent_pi).squeeze(1)
-        return AuxiliaryEvaluation(distribution, aux_values, values, latent_pi)
-
     @override
     def obs_to_tensor(self, observation: Any) -> tuple[PyTorchObs, bool]:
         """Convert an observation to tensors, like SB3's method, which fails for parts of shape (0,)."""
@@ -665,7 +654,9 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
     def _taken(self, actions: th.Tensor, vectorized_env: bool) -> Any:
         """Return samples of the distribution, (B, ...), as environments take them: an array, for nested spaces a list."""
         if not np.isfinite(actions.cpu().numpy()).all():  # the bounds of the action space would hide it
-            raise NonFiniteActionError("The policy gives actions that are NaN or infinite")
+            raise NonFiniteActionError(
+                "The policy gives actions that are NaN or infinite: look for such numbers in the observation and the weights"
+            )
         taken = self.actions.for_step(actions.reshape(-1, *self.actions.shape))
         if vectorized_env:
             return taken

@@ -174,7 +174,10 @@ def latest_checkpoint(save_path: str | Path, name_prefix: str = "ppg_model") -> 
         if not damaged:
             return path
         warn(f"{damaged[0]} is damaged: its checkpoint is passed over, for the one before it")
-    raise FileNotFoundError(f"There is no checkpoint named {name_prefix}_..._steps.zip in {save_path} that can be read")
+    raise FileNotFoundError(
+        f"There is no checkpoint named {name_prefix}_..._steps.zip in {save_path} that can be read: use the `name_prefix` of "
+        "the callback, which is 'rl_model' in RL Zoo"
+    )
 
 
 def _checkpoints(folder: Path, name_prefix: str) -> list[tuple[int, Path, str | None]]:

@@ -174,7 +174,8 @@ def checked_model_file(path: str | Path | io.BufferedIOBase, cls: type, given: A
             warn(f"{path} was saved by {saved_by}, a class derived from {cls.__name__}: what it adds is not there")
         elif saved_by not in _class_names(cls):
             raise ModelFormatError(
-                f"{path} is another class's file: it was saved by {saved_by}, not by {cls.__name__}; use {saved_by}.load"
+                f"{path} is another class's file: it was saved by {saved_by}, not by {cls.__name__}; use {saved_by}.load, "
+                "in RL Zoo another --algo"
             )
         for name in {*given} - {*argument_names(cls), *attributes}:
             raise TypeError(f"{cls.__name__}.load has no argument `{name}`{nearest(name, argument_names(cls))}")

@@ -53,7 +53,7 @@ def save_training_state(model: PhasicInterface, path: Path) -> None:
             "learns from again) are not here: call `load_aux_buffer` first, or `learn`, which starts the phase over"
         )
     if (error := first_non_finite(model)) is not None:
-        raise NonFiniteError(error)
+        raise NonFiniteError(f"{path} is not written: {error}")
     with atomic_writes(file_of_process(path)) as (temporary,):
         write_training_state(model, temporary)
 
@@ -153,13 +153,11 @@ def load_training_state(model: PhasicInterface, path: Path) -> None:
         aux_buffer.reset()
         if same_processes:
             n_stored, _ = model.n_kept_rollouts()
-            aux_buffer.check_room(model.rollout_buffer, model.aux_keys, n_stored)
+            aux_buffer.check_room(model.rollout_buffer, model.stored_keys, n_stored)
             for index in range(n_stored):  # one after the other: only a disk may have room for all
-                aux_buffer.add(_read_rollout(archive, f"rollouts/{index}", model, model.aux_keys).select(model.aux_keys))
+                aux_buffer.add(_read_rollout(archive, f"rollouts/{index}", model, model.stored_keys).select(model.stored_keys))
             aux_buffer.progress = description["progress_of_rollouts"]
             replayed = _replayed(model, own, archive, description["replay_uses"])
-            if aux_buffer.capacity is None and aux_buffer.n_new < len(aux_buffer):
-                raise ModelFormatError(f"{own} has rollouts of finished phases: use the `aux_buffer_kwargs` of its training")
             restore_generators(description["generators"])
     # Everything is checked: nothing below can fail
     model.aux_buffer, model.replay.rollouts = aux_buffer, replayed
@@ -184,7 +182,7 @@ def _replayed(model: PhasicInterface, path: Path, archive: Any, uses: list[list[
             f"{path} has {len(uses)} rollouts that the policy phase is to learn from again, this model keeps "
             f"{model.replay.capacity}: use the `replay_kwargs` of its training"
         )
-    rollouts = [_read_rollout(archive, f"replay/{index}", model, model.policy_keys) for index in range(len(uses))]
+    rollouts = [_read_rollout(archive, f"replay/{index}", model, model.minibatch_keys) for index in range(len(uses))]
     for rollout, numbers in zip(rollouts, uses, strict=True):
         rollout.uses.update(dict(zip(KINDS, numbers, strict=True)))
     return rollouts

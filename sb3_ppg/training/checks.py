@@ -72,6 +72,8 @@ def check_arguments(model: PhasicInterface) -> None:
     base = classes[isinstance(model.observation_space, spaces.Dict)]
     is_class = cls is None or (isinstance(cls, type) and issubclass(cls, base))
     remedy = f"use a subclass of {base.__module__}.{base.__name__} for these observations, or None"
+    if cls is NormalizedRewardRolloutBuffer:
+        remedy += "; for Dict observations there is NormalizedRewardDictRolloutBuffer, for LSTMs and masks see its docstring"
     require(model, is_class, "rollout_buffer_class", remedy)
     check_vector_rewards(model)
     if hasattr(model, "aux_buffer"):  # the model is complete
@@ -91,7 +93,8 @@ def check_networks(model: PhasicInterface) -> None:
     layers += [getattr(policy, "lstm_actor", policy.mlp_extractor)] if policy.architecture == "shared" else []
     is_trained = any(parameter.requires_grad for layer in layers for parameter in layer.parameters())
     is_shared = policy.architecture != "detached" and is_trained
-    remedy = "the value function shares layers with the policy, which would change; use separate networks, or 0"
+    separate = "policy_kwargs=dict(architecture='dual', share_features_extractor=False)"
+    remedy = f"the value function shares layers with the policy, which would change; use {separate}, or 0"
     require(model, model.n_value_warmup == 0 or not is_shared, "n_value_warmup", remedy)
     used = {"value_optimizer": model.n_value_epochs is not None or model.n_value_warmup > 0}
     used["aux_optimizer"] = model.n_aux_epochs > 0
@@ -128,23 +131,24 @@ def check_objective(model: PhasicInterface) -> None:
     cls = type(model.objective)
     remedy = (
         "its own `get`, `_get_samples` or `to_torch` would never be called, because PPG draws the minibatches of both phases "
-        "itself; use SB3's class, and aux_buffer_kwargs=dict(storage='mmap') to save memory"
+        "itself; use None, and, to save memory, aux_buffer_kwargs=dict(storage='mmap')"
     )
     require(model, not has_own_samples(model.rollout_buffer), "rollout_buffer_class", remedy)
     taken = (RESERVED | {f"last_{name}" for name in model.memory}) & vars(model.rollout_buffer).keys()
     remedy = f"its {', '.join(sorted(taken))} would replace an array that training needs; rename it"
     require(model, not taken, "rollout_buffer_class", remedy)
     is_whole = not model.objective.needs_whole_minibatches or not isinstance(model.micro_batch_size, int)
-    require(model, is_whole, "micro_batch_size", f"{cls.__name__} compares the samples of a whole minibatch; use None")
+    remedy = f"`objective`={objective_name(cls)!r} compares the samples of a whole minibatch; use None"
+    require(model, is_whole, "micro_batch_size", remedy)
     has_states = bool(getattr(type(model.rollout_buffer), "states", ()))
     remedy = "a policy with `has_memory` needs a buffer whose class has `states`, and no other; see docs/extending.md"
     require(model, model.policy.has_memory == has_states, "rollout_buffer_class", remedy)
     if cls.value_targets is not Objective.value_targets:
-        remedy = f"{cls.__name__} has its own value targets, which are scalar and not recomputed; use "
+        remedy = f"`objective`={objective_name(cls)!r} has its own value targets, which are scalar and not recomputed; use "
         require(model, model.reward_weights is None, "reward_weights", f"{remedy}another objective, or None")
         require(model, not model.recompute_advantages, "recompute_advantages", f"{remedy}False")
         require(model, model.replay.capacity == 1, "replay_kwargs", f"{remedy}None")
-        remedy = f"it computes advantages in its own way, and {cls.__name__} the value targets; use SB3's class"
+        remedy = f"it computes advantages in its own way, and `objective`={objective_name(cls)!r} the value targets; use None"
         require(model, is_recomputable(model.rollout_buffer), "rollout_buffer_class", remedy)
     check_replay(model)
     model.objective.check(model.policy, arguments_of(model))
@@ -188,7 +192,7 @@ def check_extras(model: PhasicInterface, rollout: Rollout, extras: Mapping[str, 
     if others := [f"{key} {shape}" for key, shape in shapes if shape[:2] not in ((n_envs, n_steps), (n_envs, 1))]:
         remedy = f"return ({n_envs}, {n_steps}, ...), or ({n_envs}, 1, ...) for what an environment's part has once"
         raise ArgumentError(f"{name} has extras of other shapes: {', '.join(others)}; {remedy}")
-    missing = {*model.policy_keys, *(model.aux_keys if model.n_aux_epochs > 0 else ())} - own - {*extras}
+    missing = {*model.minibatch_keys, *(model.stored_keys if model.n_aux_epochs > 0 else ())} - own - {*extras}
     if missing:
         raise ArgumentError(
             f"{name} has {', '.join(sorted(missing))} in `policy_keys` or `aux_keys`, and a rollout has only "
@@ -244,7 +248,11 @@ def check_replay(model: PhasicInterface) -> None:
     require(model, replay.capacity == 1 or is_possible, "replay_kwargs", f"{remedy}None")
     own = getattr(model.rollout_buffer_class, "compute_returns_and_advantage", None)  # of the class without vector rewards
     known = [cls.compute_returns_and_advantage for cls in (*SB3_CLASSES, NormalizedRewardRolloutBuffer)]
-    require(model, model.reward_weights is None or own in known, "reward_weights", f"{remedy}None")
+    remedy = (
+        f"`rollout_buffer_class`={model.rollout_buffer_class} has its own way to compute advantages, which vector rewards "
+        "would bypass; leave it out, or use None for scalar rewards"
+    )
+    require(model, model.reward_weights is None or own in known, "reward_weights", remedy)
     given = {name for name, value in (model.replay_kwargs or {}).items() if value is not None}
     has_value_epochs = model.n_value_epochs is not None or not given & {"value_rollouts", "value_uses"}
     remedy = "without `n_value_epochs` there are no epochs on values alone; leave out `value_rollouts` and `value_uses`"
@@ -264,8 +272,7 @@ def aux_steps(model: PhasicInterface) -> tuple[float, float]:
     if model.n_aux_epochs == 0 or model.policy.has_memory or has_own_losses:
         return math.inf, 1.0
     single_samples, n_in_minibatch = model.aux_sequences()
-    n_sequences = model.n_envs * (model.n_steps if single_samples else 1)
-    n_sequences *= model.aux_buffer.capacity or model.n_policy_iterations
+    n_sequences = model.n_envs * model.n_policy_iterations * (model.n_steps if single_samples else 1)
     return model.n_aux_epochs * math.ceil(n_sequences / n_in_minibatch), max(1.0, model.aux_lr_schedule(1) / 3e-4)
 
 
@@ -277,17 +284,19 @@ def advise_on_short_phases(model: PhasicInterface) -> None:
             "short phases",
             f"An auxiliary phase takes {n_steps} optimizer steps at a learning rate of {model.aux_lr_schedule(1):g}: below "
             f"about {ENOUGH_STEPS / scale:.0f}, most of its gain is lost. Raise `n_aux_epochs` (now {model.n_aux_epochs}), "
-            "or lower `aux_batch_size`",
+            f"or lower `aux_batch_size` (now {model.aux_samples_per_batch()})",
         )
 
 
 def warn_of_missing_rollouts(model: PhasicInterface) -> None:
     """Warn if a model no longer has the rollouts that it had."""
-    (stored, replayed), kept = model.n_kept_rollouts(), model.aux_buffer.capacity
+    stored, replayed = model.n_kept_rollouts()
     if model.n_aux_epochs > 0 and stored > len(model.aux_buffer):
-        whole = f"{model.n_policy_iterations} rollouts of a phase" if kept is None else f"{kept} rollouts that are kept"
-        remedy = "`save_aux_buffer` and `load_aux_buffer` keep them beside `save` and `load`"
-        warn(f"The phase starts over, without {stored} of the {whole}: {remedy}")
+        remedy = (
+            "`save_aux_buffer` and `load_aux_buffer` keep them (in RL Zoo --save-replay-buffer), if `n_steps` and the number "
+            "of environments stay the same"
+        )
+        warn(f"The phase starts over, without {stored} of the {model.n_policy_iterations} rollouts of a phase: {remedy}")
     if replayed > model.replay.n_stored:
         warn(f"The policy phase continues with new rollouts, without the {replayed} that it would have learned from again")
 

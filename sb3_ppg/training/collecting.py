@@ -121,7 +121,7 @@ def _check_same_env(model: PhasicInterface) -> None:
 @th.no_grad()
 def _finite_act(actor: Any, batch: Any) -> tuple[th.Tensor, th.Tensor, th.Tensor, dict[str, th.Tensor]]:
     """Act, and check the result once instead of the arguments of each distribution."""
-    message = "The policy gives actions or values that are NaN or infinite, from observations that are finite"
+    message = "The policy gives actions or values that are NaN or infinite: normalize large observations, look at the weights"
     try:
         result = actor.act(batch)
     except RuntimeError:  # torch's generators may refuse NaN probabilities; validation says which parameter it was

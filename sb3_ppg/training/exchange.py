@@ -52,7 +52,6 @@ def _settings(model: PhasicInterface) -> dict[str, Any]:
         **{name: argument_value(model, name) for name in argument_names(type(model)) if name not in MAY_DIFFER},
         **{name.removeprefix("_"): getattr(model, name) for name in COUNTERS},
         "n_kept_rollouts": model.n_kept_rollouts(),
-        "capacity": model.aux_buffer.capacity,
         "policy": type(policy),
         "networks": {name: tuple(weight.shape) for name, weight in policy.state_dict().items()},
         "VecNormalize": list(all_statistics(env)),

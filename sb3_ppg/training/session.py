@@ -139,7 +139,7 @@ def _prepare(model: PhasicInterface, total_timesteps: float, reset_num_timesteps
     if model.prior == PRIOR_LEFT_OUT:
         raise ArgumentError(
             "This model was trained near a prior, which its files do not hold: call set_prior(agent), or, to go on without, "
-            "set_prior(None)"
+            "set_prior(None) (in RL Zoo, --prior AGENT)"
         )
     if {model.rollout_buffer.buffer_size, len(model.rollout_buffer.rewards)} != {model.n_steps}:  # which was changed by hand
         model.rollout_buffer.buffer_size = model.n_steps
@@ -149,8 +149,8 @@ def _prepare(model: PhasicInterface, total_timesteps: float, reset_num_timesteps
         model.aux_buffer.reset()
         model.replay.rollouts = []
     if model.n_aux_epochs > 0:
-        n_missing = (model.aux_buffer.capacity or model.n_policy_iterations) - len(model.aux_buffer)
-        model.aux_buffer.check_room(model.rollout_buffer, model.aux_keys, n_missing)
+        n_missing = model.n_policy_iterations - len(model.aux_buffer)
+        model.aux_buffer.check_room(model.rollout_buffer, model.stored_keys, n_missing)
     model.replay.check_room(model.rollout_buffer.observations)
     warn_of_missing_rollouts(model)
     model._missing_rollouts = None
@@ -172,7 +172,7 @@ def _report_phases(model: PhasicInterface, total_timesteps: float, n_before: int
     phase = per_rollout * model.n_policy_iterations
     n_warmup = math.ceil(max(0, model._warmup_end - n_before) / per_rollout) if n_before > 0 else model.n_value_warmup
     n_rollouts = max(0, math.ceil(total_timesteps / per_rollout) - n_warmup)
-    n_phases = (n_rollouts + model.aux_buffer.n_new) // model.n_policy_iterations
+    n_phases = (n_rollouts + len(model.aux_buffer)) // model.n_policy_iterations
     if model.verbose >= 1:
         print(f"One phase = {phase:,} steps, {n_phases} phase{'s' * (n_phases != 1)} in this budget of {total_timesteps:,.0f}")
     n_phases, in_all = n_phases + model._n_aux_phases, " in all" if model._n_aux_phases > 0 else ""
@@ -181,6 +181,6 @@ def _report_phases(model: PhasicInterface, total_timesteps: float, n_before: int
             "phases",
             f"A budget of {total_timesteps:,.0f} steps ends after {n_phases} auxiliary phase{'s' * (n_phases != 1)}{in_all}, "
             "and at least three are recommended: one phase is n_steps * n_envs * n_policy_iterations = "
-            f"{model.n_steps} * {n_envs} * {model.n_policy_iterations} = {phase:,} steps. Use smaller values, or "
+            f"{model.n_steps} * {n_envs} * {model.n_policy_iterations} = {phase:,} steps. Use more steps, smaller values, or "
             "`n_aux_epochs=0` for PPO; or call `learn` again, which goes on with the phase",
         )

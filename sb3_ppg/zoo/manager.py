@@ -99,9 +99,9 @@ class Manager(ExperimentManager):
         # Saved with the options
         args.run_folder, args.prior, args.written_by = self.run_folder, self.prior, f"sb3_ppg {package_version()}"
         if self.trained_agent and self.optimize_hyperparameters:
-            raise ArgumentError("-i is for trainings: a search begins each trial with a new model")
+            raise ArgumentError("-i cannot work with -optimize: a search begins each trial with a new model")
         if self.prior is not None and (not self.is_ours or self.optimize_hyperparameters):
-            raise ArgumentError(f"--prior is for trainings, not searches, of {', '.join(FAMILY)}")
+            raise ArgumentError(f"--prior cannot work here: it is for runs, not searches, of {', '.join(FAMILY)}")
         if self.is_ours:
             keep_freed_memory()
         if self.run_folder is None and int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", 0)) > 0:
@@ -178,7 +178,7 @@ class Manager(ExperimentManager):
         except (KeyError, ValueError) as error:
             if error.args != ("atari",) and "Hyperparameters not found" not in str(error):
                 raise
-            remedy = "write an entry into a file of yours, for -conf; ppg.yml has one for Atari to copy"
+            remedy = f"write an entry for it into a file of yours, for -conf; {hyperparameter_file('ppg')} has some to copy"
             raise ArgumentError(f"{self.config} has no hyperparameters for {env_name.gym_id}: {remedy}") from error
         finally:
             self.env_name = env_name
@@ -251,7 +251,9 @@ class Manager(ExperimentManager):
                 yaml.unsafe_load(yaml.dump(self.saved_hyperparams))
             except yaml.YAMLError as error:
                 remedy = "define classes and functions, no lambdas, in a module, and name the module (-conf mine, not mine.py)"
-                raise ArgumentError(f"{self.config} cannot work, because nothing could play the agent: {remedy}") from error
+                raise ArgumentError(
+                    f"a hyperparameter {self._places()} cannot be read again, so nothing could play the agent: {remedy}"
+                ) from error
         self.saved_hyperparams |= {"n_timesteps": int(self.n_timesteps)}
         if self.run_folder is not None and self.is_ours and self.save_freq < 0:
             self.save_freq = max(1, int(self.n_timesteps) // (N_CHECKPOINTS * n_processes()))
@@ -284,7 +286,7 @@ class Manager(ExperimentManager):
         place = make_run_folder(self.save_path) if self.run_folder is None else self.run_folder
         named, is_file = Path(place), Path(place).suffix == ".zip"
         if not place or named.is_file() != is_file or (is_file and not self.is_ours):
-            remedy = f"name a folder or, for {', '.join(FAMILY)}, a checkpoint in it"
+            remedy = f"name a folder or, for {', '.join(FAMILY)}, an existing checkpoint in it"
             raise ArgumentError(f"--run-folder {place!r} cannot work: {remedy}")
         folder = named.parent if is_file else named
         self.save_path, self.config_file = str(folder), locked_config(folder, self.env_name)
@@ -554,7 +556,8 @@ class _Evaluations(MaskableEvalCallback):
         try:
             return super()._on_step()
         except _EndlessEpisode:
-            print("An evaluation was given up: an episode takes more steps than the training")
+            remedy = "a time limit would end it, for instance --env-kwargs max_episode_steps:1000"
+            print(f"An evaluation was given up: an episode takes more steps than the training; {remedy}")
             return True
 
 

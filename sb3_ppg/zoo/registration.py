@@ -147,8 +147,10 @@ def latest_model() -> Iterator[None]:
         try:
             found = get_model_path(exp_id, folder, algo, env_name, *which)
         except (AssertionError, ValueError) as error:
-            models = map(str, Path(folder, algo).glob("*/*.zip"))
-            raise ArgumentError(f"{error}{nearest(str(error).split('path: ')[-1], models)}") from error
+            models = [*map(str, Path(folder, algo).glob("*/*.zip"))]
+            first = "; train an agent first, or name another folder (-f)"
+            remedy = nearest(str(error).split("path: ")[-1], models) if models else first
+            raise ArgumentError(f"{error}{remedy}") from error
         if written_by := saved_attributes(Path(found[1])).get(WRITTEN_BY):
             print(f"{found[1]} was written by sb3_ppg {written_by}")
         return found

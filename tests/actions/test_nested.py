@@ -47,10 +47,6 @@ class MaskedNested(RandomEnv):
         return super().step(action)
 
 
-def nested_envs(n_envs: int = 2, **kwargs):
-    return random_envs(VECTOR, NESTED, n_envs, **kwargs)
-
-
 def pair_of(logits, mean, log_std) -> NestedDistribution:
     """Return a distribution over ``PAIR`` and those of its leaves."""
 
@@ -77,19 +73,16 @@ def test_it_is_the_product_of_the_leaves():
     th.testing.assert_close(distribution.actions.kl_divergence(other, parameters), sum(kls))
 
 
-FLAT = {"Discrete": spaces.Discrete(3), "Box": spaces.Box(-1, 2, (2,)), "MultiDiscrete": spaces.MultiDiscrete([3, 2])}
-
-
-@pytest.mark.parametrize("kind", FLAT)
-def test_a_space_with_one_leaf_trains_as_the_leaf(kind):
+@pytest.mark.parametrize("leaf", [spaces.Discrete(3), spaces.Box(-1, 2, (2,)), spaces.MultiDiscrete([3, 2])], ids=str)
+def test_a_space_with_one_leaf_trains_as_the_leaf(leaf):
     """Update for update."""
 
     def make(wrap):
-        env = DummyVecEnv([lambda: wrap(RandomEnv(VECTOR, FLAT[kind]))] * 2)
+        env = DummyVecEnv([lambda: wrap(RandomEnv(VECTOR, leaf))] * 2)
         env.seed(0)
         return PPG(ActsThroughTorch, env, ent_coef=0.01, **SMALL)
 
-    space = spaces.Dict(all=spaces.Tuple([FLAT[kind]]))
+    space = spaces.Dict(all=spaces.Tuple([leaf]))
     flat, nested = make(lambda env: env), make(lambda env: TransformAction(env, lambda action: action["all"][0], space))
     names = {"action_net.nets.0.weight": "action_net.weight", "action_net.nets.0.bias": "action_net.bias"}
     names["action_net.constants.0.0"] = "log_std"
@@ -149,7 +142,7 @@ def test_entropy_coefficients_and_log_probabilities_of_the_leaves(cls, policy):
     acted, whose log-probabilities the rollout has.
     """
     normal, ent_coef = 0.5 * np.log(2 * np.pi * np.e), dict(kind=0.5, how=[0.25, 0], move=0.125)
-    model = cls(policy, nested_envs(), ent_coef=ent_coef, learning_rate=0, **SMALL)
+    model = cls(policy, random_envs(VECTOR, NESTED), ent_coef=ent_coef, learning_rate=0, **SMALL)
     logged = learn_and_log(model, 16)
     total = sum(logged[f"train/log_prob/{path}"] for path in PATHS)
     assert total == pytest.approx(model.rollout_buffer.log_probs.mean(), rel=1e-5)
@@ -164,7 +157,7 @@ def test_entropy_coefficients_and_log_probabilities_of_the_leaves(cls, policy):
 
 def test_a_saved_policy_squashes_and_all_its_leaves_have_the_initial_standard_deviation(tmp_path):
     policy_kwargs = dict(squash_output=True, log_std_init=-2.0)
-    model = PPG("MlpPolicy", nested_envs(), policy_kwargs=policy_kwargs, **SMALL)
+    model = PPG("MlpPolicy", random_envs(VECTOR, NESTED), policy_kwargs=policy_kwargs, **SMALL)
     model.policy.save(tmp_path / "policy.zip")
     loaded = type(model.policy).load(tmp_path / "policy.zip", device="cpu")
     constants = [each for name, each in loaded.named_parameters() if "constants" in name]
@@ -182,7 +175,7 @@ def test_numbers_of_parts_are_understood_after_loading(tmp_path):
 @pytest.mark.parametrize("ent_coef", [dict(kind=1), dict(kind=1, how=[1], move=1), dict(kind="a", how=0, move=0), [1, 2, 3]])
 def test_coefficients_of_another_structure_are_refused(ent_coef):
     with pytest.raises(ArgumentError, match="`ent_coef`"):
-        PPG("MlpPolicy", nested_envs(), ent_coef=ent_coef, **SMALL)
+        PPG("MlpPolicy", random_envs(VECTOR, NESTED), ent_coef=ent_coef, **SMALL)
     with pytest.raises(ArgumentError, match="`ent_coef`"):
         PPG("MlpPolicy", random_envs(), ent_coef=ent_coef, **SMALL)
 
@@ -245,11 +238,11 @@ def test_spaces_without_actions_or_with_other_leaves_are_refused():
 
 def test_arguments_for_one_distribution_are_refused():
     with pytest.raises(ArgumentError, match=r"(?s)`distribution_class`=.*make_leaf_distribution"):
-        PPG("MlpPolicy", nested_envs(), policy_kwargs=dict(distribution_class=DiagGaussianDistribution), **SMALL)
+        PPG("MlpPolicy", random_envs(VECTOR, NESTED), policy_kwargs=dict(distribution_class=DiagGaussianDistribution), **SMALL)
 
 
 def test_leaves_have_temperatures():
-    model = PPG("MlpPolicy", nested_envs(), **SMALL)
+    model = PPG("MlpPolicy", random_envs(VECTOR, NESTED), **SMALL)
     observation = np.stack([VECTOR.sample()] * 500)
     plain, _ = model.predict(observation)
     assert model.action_space.contains(model.predict(observation[0])[0])

@@ -23,7 +23,6 @@ from sb3_ppg import (
 )
 from sb3_ppg.buffers.rollout_buffers import SequenceRolloutBuffer
 from sb3_ppg.buffers.rollouts import add_step, batches, compute_advantages, gae
-from sb3_ppg.objectives import Objective
 from tests.helpers import (
     BOX,
     KINDS,
@@ -35,7 +34,6 @@ from tests.helpers import (
     names_of,
     normalized_rewards,
     random_envs,
-    weights,
 )
 
 
@@ -243,15 +241,8 @@ class EveryOther(RolloutBuffer):
         yield from list(super().get(batch_size))[::2]
 
 
-class Marking(Objective):
-    policy_keys = ("weights",)
-
-    def extras(self, policy, rollout):
-        return {"weights": np.zeros(rollout.shape)}
-
-
 def test_a_buffer_with_minibatches_or_dictionaries_of_its_own_is_refused():
-    with pytest.raises(ArgumentError, match=r"`rollout_buffer_class`=.*EveryOther.* its own `get`.* use SB3's class.*mmap"):
+    with pytest.raises(ArgumentError, match=r"`rollout_buffer_class`=.*EveryOther.* its own `get`.* use None.*mmap"):
         PPG("MlpPolicy", ones(), rollout_buffer_class=EveryOther, **OF_BUFFERS)
     envs = random_envs(spaces.Dict(a=spaces.Box(-1, 1, (3,))))
     with pytest.raises(ArgumentError, match=r"`rollout_buffer_class`=.*DictRolloutBuffer for these observations"):
@@ -268,7 +259,7 @@ class Longer(PPG):
 
 def test_rollouts_of_varying_length_train_the_policy_phase():
     kwargs = OF_BUFFERS | dict(n_aux_epochs=0)
-    assert Longer("MlpPolicy", ones(), **kwargs).learn(2 * (24 + 32)).n_aux_phases == 0
+    assert Longer("MlpPolicy", ones(), **kwargs).learn(2 * (24 + 32)).num_timesteps == 2 * (24 + 32)
     for needs in (dict(n_aux_epochs=1), dict(replay_kwargs=dict(policy_rollouts=2), objective="decoupled")):
         message = "`Longer.collect_rollouts` has collected 24 steps, .* `n_steps`=16: .* use `n_aux_epochs`=0"
         with pytest.raises(ArgumentError, match=message):
@@ -282,8 +273,8 @@ def test_a_way_of_its_own_to_compute_advantages_is_refused_where_they_are_recomp
         with pytest.raises(ArgumentError, match=f"`{name}`=.* cannot work: Silent has its own way to compute advantages"):
             PPG("MlpPolicy", ones(), rollout_buffer_class=Silent, **OF_BUFFERS, **kwargs)
         PPG("MlpPolicy", ones(), rollout_buffer_class=type("Open", (Silent,), {"recomputable": True}), **OF_BUFFERS, **kwargs)
-    PPG("MlpPolicy", ones(), rollout_buffer_class=Silent, objective=Marking, **OF_BUFFERS).learn(32)
-    with pytest.raises(ArgumentError, match="its own way, and DistillationObjective the value targets"):
+    PPG("MlpPolicy", ones(), rollout_buffer_class=Silent, **OF_BUFFERS).learn(32)
+    with pytest.raises(ArgumentError, match="its own way, and `objective`='dna' the value targets; use None"):
         PPG("MlpPolicy", ones(), rollout_buffer_class=Silent, objective="dna", n_value_epochs=1, **OF_BUFFERS)
 
 
@@ -307,7 +298,7 @@ def test_a_buffer_may_have_an_array_named_like_that_of_a_prior():
 
 def test_own_arrays_of_a_buffer_change_nothing_and_cannot_replace_ours():
     models = [make_kind("vectors", rollout_buffer_class=cls).learn(2 * 16) for cls in (None, Own)]
-    assert not changed(*map(weights, models))
+    assert not changed(*models)
     for name in ("targets", "old_values", "old_log_prob", "last_values"):
         with pytest.raises(ArgumentError, match=f"`rollout_buffer_class`.*its {name} would replace an array"):
             make_kind("vectors", rollout_buffer_class=type("Taken", (Own,), dict(name=name)))
@@ -327,7 +318,7 @@ class Reads(PhasicCallback):
 @pytest.mark.parametrize("kind", ["vectors", "Dict", "masks"])
 def test_callbacks_may_draw_minibatches_of_a_rollout(kind, tmp_path):
     models = [make_kind(kind).learn(3 * 16, callback=callback) for callback in (None, Reads())]
-    assert not changed(*map(weights, models))
+    assert not changed(*models)
     models[1].save_aux_buffer(tmp_path / "state.npz")
     list(models[1].rollout_buffer.get(4))
     models[1].load_aux_buffer(tmp_path / "state.npz")

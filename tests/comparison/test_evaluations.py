@@ -69,12 +69,12 @@ class Lives(gym.Env):
         return np.zeros(3, np.float32), self.reward, self.n_lives == 0, False, {}
 
 
-def recorded(model, make_env, tmp_path, n_timesteps=320, wrap=lambda env: env, **attributes) -> pd.DataFrame:
-    """Train with evaluations, and return their rows."""
+def recorded(model, make_env, tmp_path, n_timesteps=320, wrap=lambda env: env, n_steps=None, **attributes) -> pd.DataFrame:
+    """Train with evaluations, the whole run or these steps of it, and return their rows; a model that has steps goes on."""
     callback = Evaluations(str(tmp_path / f"{type(model).__name__}.csv"), n_timesteps)
     callback.make_envs = lambda n_envs, seed: wrap(make_vec_env(make_env, n_envs, seed))
     vars(callback).update(dict(n_episodes=6, n_envs=6) | attributes)
-    model.learn(n_timesteps, callback=callback)
+    model.learn(n_steps or n_timesteps, callback=callback, reset_num_timesteps=model.num_timesteps == 0)
     return pd.read_csv(callback.file)
 
 
@@ -198,19 +198,16 @@ def test_a_checkpoint_knows_the_seconds_until_then(tmp_path):
 
 def test_a_run_that_starts_again_keeps_no_rows(tmp_path):
     for n_steps in (64, 320):  # the first is killed, without a checkpoint
-        callback = Evaluations(str(tmp_path / "PPO.csv"), 320)
-        callback.make_envs = partial(make_vec_env, Remembering)
-        PPO("MlpPolicy", make_vec_env(Remembering, seed=0), **ROLLOUT).learn(n_steps, callback=callback)
-    assert list(pd.read_csv(callback.file)["steps"]) == [*range(0, 321, 32)]
+        model = PPO("MlpPolicy", make_vec_env(Remembering, seed=0), **ROLLOUT)
+        rows = recorded(model, Remembering, tmp_path, n_steps=n_steps)
+    assert list(rows["steps"]) == [*range(0, 321, 32)]
 
 
 def test_the_clock_is_not_asked_at_each_step_of_an_off_policy_algorithm(tmp_path, monkeypatch):
     asked: list[int] = []
     monkeypatch.setitem(evaluations.CLOCKS, "processor", lambda: asked.append(0) or time.perf_counter())
-    callback = Evaluations(str(tmp_path / "DQN.csv"), 100)
-    callback.make_envs = partial(make_vec_env, Remembering)
-    callback.n_episodes = callback.n_envs = 1
-    DQN("MlpPolicy", make_vec_env(Remembering, seed=0), train_freq=1, device="cpu").learn(100, callback=callback)
+    model = DQN("MlpPolicy", make_vec_env(Remembering, seed=0), train_freq=1, device="cpu")
+    recorded(model, Remembering, tmp_path, 100, n_episodes=1, n_envs=1)
     assert len(asked) <= 2 + 2 * 11
 
 
@@ -218,10 +215,7 @@ def test_a_run_that_continues_keeps_the_rows_until_its_checkpoint(tmp_path):
     model = PPO("MlpPolicy", make_vec_env(Remembering, seed=0, env_kwargs=dict(work=0.002)), **ROLLOUT)
     before = recorded(model, Remembering, tmp_path)
     model.num_timesteps, model._taken = 176, (100.0, 7.0)  # as in a checkpoint, with what its process had compiled
-    callback = Evaluations(str(tmp_path / "PPO.csv"), 320)
-    callback.make_envs = partial(make_vec_env, Remembering)
-    model.learn(144, callback=callback, reset_num_timesteps=False)
-    after = pd.read_csv(callback.file)
+    after = recorded(model, Remembering, tmp_path, n_steps=144)
     pd.testing.assert_frame_equal(after[:6], before[:6])
     assert list(after["steps"])[6:] == [192, 224, 256, 288, 320] and after["seconds"].is_monotonic_increasing
     assert 100 < after["seconds"][6] < 110 and after["compile_seconds"][6] >= 7 > after["compile_seconds"][5]

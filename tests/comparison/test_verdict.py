@@ -10,15 +10,7 @@ from scipy.stats import PermutationMethod, mannwhitneyu
 
 from sb3_ppg.comparison import scores
 from sb3_ppg.comparison.report import Comparison
-from sb3_ppg.comparison.scores import (
-    Estimate,
-    corrected_p_values,
-    enough_seeds,
-    error_of,
-    interquartile_means,
-    rank_test,
-    seeds_needed,
-)
+from sb3_ppg.comparison.scores import corrected_p_values, enough_seeds, error_of, interquartile_means, rank_test, seeds_needed
 
 STEPS = np.arange(11) * 100
 SECONDS = {"A": STEPS / 1000, "B": STEPS / 500}
@@ -168,7 +160,7 @@ def test_the_number_of_seeds_that_can_be_enough():
 
 def test_the_interquartile_mean_is_that_of_the_middle_half():
     values = {"one": np.array([[0.0, 4.0], [1.0, 5.0], [2.0, 6.0], [3.0, 70.0], [2.5, 4.5]])}
-    assert str(Estimate(0.5, 0.25, 0.75)) == "0.50 (0.25 to 0.75)" and str(Estimate(0.5)) == "0.50"
+    assert str(scores.Estimate(0.5, 0.25, 0.75)) == "0.50 (0.25 to 0.75)" and str(scores.Estimate(0.5)) == "0.50"
     estimate = interquartile_means(values)["one"]
     assert estimate.value == 3.5 and estimate.low < 3.5 < estimate.high
     state = np.random.get_state()[1].copy()

@@ -55,7 +55,6 @@ MODELS: dict[str, dict[str, Any]] = {
         algorithm=RecurrentPPG,
         policy="MlpLstmPolicy",
         env=partial(random_envs, BOX),
-        aux_buffer_kwargs=dict(capacity=3),
         policy_kwargs=dict(TINY, lstm_hidden_size=4, n_lstm_layers=2),
     ),
     "masks": dict(algorithm=MaskablePPG, env=partial(masked_envs, BOX, "MultiDiscrete")),

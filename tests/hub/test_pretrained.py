@@ -71,17 +71,7 @@ def test_round_trip(name, tmp_path):
     assert ways[0].num_timesteps == model.num_timesteps + PHASE
 
 
-def test_without_an_environment_and_normalization(small):
-    model = from_pretrained(small, device="cpu")
-    assert model.env is None and model.predict(np.zeros(3, np.float32))[0] in (0, 1)
-    model.set_env(RandomEnv(BOX, spaces.Discrete(2)))
-    model.learn(16)
-    with pytest.raises(ModelFormatError, match="trained without"):
-        load_vec_normalize(small)
-
-
 def test_several_processes_number_their_environments_consecutively(small, monkeypatch):
-    """A new model and one from a zip file do the same."""
     seeds = []
     for number in (0, 1):
         monkeypatch.setattr("sb3_ppg.phasic_algorithm.rank", lambda number=number: number)
@@ -223,18 +213,12 @@ class Extractor(BatchNormExtractor):
     """A user's own."""
 
 
-def script_model() -> PPG:
-    kinds = dict(features_extractor_class=Extractor, optimizer_class=Optimizer)
-    schedules = dict(clip_range=line(0.2), aux_learning_rate=partial(line(1e-3)), value_learning_rate=falling)
-    arguments = dict(
-        learning_rate=line(1e-3), policy_kwargs=kinds, micro_batch_size=None, n_value_epochs=1, **schedules, **SMALL
-    )
-    return Subclass(Policy, RandomEnv(BOX, spaces.Discrete(2)), **arguments)
-
-
 def save_from_a_script(path: Path) -> None:
     cloudpickle.register_pickle_by_value(sys.modules[__name__])  # as what a script defines
-    script_model().learn(16).save(path)
+    kinds = dict(features_extractor_class=Extractor, optimizer_class=Optimizer)
+    schedules = dict(clip_range=line(0.2), aux_learning_rate=partial(line(1e-3)), value_learning_rate=falling)
+    arguments = dict(learning_rate=line(1e-3), policy_kwargs=kinds, micro_batch_size=None, n_value_epochs=1, **SMALL)
+    Subclass(Policy, RandomEnv(BOX, spaces.Discrete(2)), **schedules, **arguments).learn(16).save(path)
 
 
 def test_what_was_loaded_is_shared_as_before(tmp_path):
@@ -289,6 +273,8 @@ def test_the_callers_own_mistakes_are_not_the_files(small):
         from_pretrained(small, device="cudaa")
     with pytest.raises(ModelFormatError, match=rf"user/name holds no model: there is no {DESCRIPTION}\. hub\.load fetches"):
         from_pretrained("user/name")
+    with pytest.raises(ModelFormatError, match="trained without"):
+        load_vec_normalize(small)
 
 
 def test_functions_may_read_variables_that_are_not_set(tmp_path):
@@ -303,12 +289,16 @@ def test_functions_may_read_variables_that_are_not_set(tmp_path):
 
 
 def test_custom_objects_replace_arguments_as_in_load(tmp_path):
+    """Also those that a file may not decide."""
+
     def schedule(progress: float) -> float:
         return 1e-3
 
     save_pretrained(small_model(learning_rate=schedule), tmp_path, {"schedule": schedule})
-    loaded = from_pretrained(tmp_path, custom_objects={"learning_rate": 1e-5, "clip_range": 0.1})
+    mine = dict(compile_updates="auto", aux_buffer_kwargs=dict(storage="mmap", path=tmp_path / "phase"))
+    loaded = from_pretrained(tmp_path, custom_objects={"learning_rate": 1e-5, "clip_range": 0.1, **mine})
     assert (loaded.learning_rate, loaded.lr_schedule(1), loaded.clip_range(1)) == (1e-5, 1e-5, 0.1)
+    assert loaded.compile_updates == "auto" and loaded.aux_buffer_kwargs == mine["aux_buffer_kwargs"]
     with pytest.raises(ModelFormatError, match="gamma"):
         from_pretrained(tmp_path, custom_objects={"schedule": schedule, "gamma": 7.0})
 
@@ -329,26 +319,12 @@ WIDE: dict[str, tuple] = {
 }
 
 
-class Warmup(LinearSchedule):
-    """Is no LinearSchedule."""
-
-
-class MyNormalizer(RewardNormalizer):
-    """Is no RewardNormalizer."""
-
-
 def test_subclasses_are_not_shared_as_their_bases(tmp_path):
-    normalized = normalized_rewards() | dict(rollout_buffer_kwargs=dict(reward_normalizer=MyNormalizer()))
-    for arguments in (dict(learning_rate=Warmup(1e-3, 0, 1)), normalized):
+    schedule, normalizer = (type("Mine", (cls,), {}) for cls in (LinearSchedule, RewardNormalizer))
+    normalized = normalized_rewards() | dict(rollout_buffer_kwargs=dict(reward_normalizer=normalizer()))
+    for arguments in (dict(learning_rate=schedule(1e-3, 0, 1)), normalized):
         with pytest.raises(ModelFormatError, match=r"is not plain data .* custom_objects="):
             save_pretrained(small_model(**arguments), tmp_path)
-
-
-def test_custom_objects_may_be_what_a_file_may_not_decide(tmp_path):
-    save_pretrained(small_model(), tmp_path)
-    mine = dict(compile_updates="auto", aux_buffer_kwargs=dict(storage="mmap", path=tmp_path / "phase"))
-    loaded = from_pretrained(tmp_path, custom_objects=mine)
-    assert loaded.compile_updates == "auto" and loaded.aux_buffer_kwargs == mine["aux_buffer_kwargs"]
 
 
 def test_statistics_that_are_missing_are_warned_of(tmp_path):

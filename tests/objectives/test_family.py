@@ -15,7 +15,7 @@ from torch import nn
 from sb3_ppg import PPG, ArgumentError, ImpalaCNN, MaskablePPG, NonFiniteLossError, PhasicCallback, RecurrentPPG, hub
 from sb3_ppg.family import FAMILY, PAPER, with_preset, zoo_name_of
 from sb3_ppg.losses import Losses
-from sb3_ppg.objectives import OBJECTIVES, Objective, objective_name
+from sb3_ppg.objectives import OBJECTIVES, objective_name
 from sb3_ppg.zoo.hyperparameters import hyperparameter_file
 from tests.helpers import (
     MASKED_ACTIONS,
@@ -145,24 +145,19 @@ def test_observations_in_another_kind_of_dictionary():
     check_training(make("ppg_replay", env, policy="MultiInputPolicy"))
 
 
-class Contrasting(Objective):
-    needs_whole_minibatches = True
-
-
 REFUSED = [
     ("dcpg", dict(policy_kwargs=dict(architecture="dual")), "`architecture`='dual' cannot work with DelayedCriticObjective"),
     ("dcpg", dict(n_value_epochs=1), "`n_value_epochs`=2 cannot work: DelayedCriticObjective"),
     ("dcpg", dict(n_aux_epochs=0), "`n_aux_epochs`=0 cannot work"),
     ("dcpg", dict(clip_range_vf=0.2), "`clip_range_vf`=.* cannot work: DelayedCriticObjective"),
-    ("ddcpg", dict(micro_batch_size=4), "`micro_batch_size`=4 cannot work"),
-    ("ppg", dict(objective=Contrasting, micro_batch_size=4), "`micro_batch_size`=4 cannot work: Contrasting compares"),
+    ("ddcpg", dict(micro_batch_size=4), "`micro_batch_size`=4 cannot work: `objective`='ddcpg' compares the samples"),
     ("ddcpg", dict(policy_kwargs=dict(features_extractor_class=BatchNormExtractor)), "cannot work with batch normalization"),
     ("dna", dict(**LSTM, n_steps=7, batch_size=7, objective_kwargs=dict(value_batch_size=6)), "equal parts of `n_steps`=7"),
     ("daac", dict(n_value_epochs=None), "`n_value_epochs`=None cannot work"),
     ("daac", dict(n_aux_epochs=1), "`n_aux_epochs`=1 cannot work"),
     ("dna", dict(objective_kwargs=dict(constraint="l2")), "`constraint`='l2' cannot work"),
     ("dna", dict(objective_kwargs=dict(td_lambda=2)), "`td_lambda`=2 cannot work"),
-    ("dna", dict(recompute_advantages=True), "`recompute_advantages`=True cannot work: DistillationObjective has its own"),
+    ("dna", dict(recompute_advantages=True), "`recompute_advantages`=True cannot work: `objective`='dna' has its own"),
     ("dna", dict(env=random_envs(action_space=NESTED), objective_kwargs=dict(constraint="logits")), "constraint.* Dict"),
     ("ppg_ewma", dict(objective_kwargs=dict(decay=1.0)), "`decay`=1.0 cannot work"),
     ("ppg_ewma", dict(objective_kwargs=dict(importance_limit=0.5)), "`importance_limit`=0.5 cannot work"),
@@ -182,14 +177,14 @@ def test_the_average_begins_with_a_policy_that_was_set():
     """From a pretrained one, not from the random weights that it had when the model was made."""
     pretrained, model = make("ppg_ewma", random_envs(), seed=1), make("ppg_ewma", random_envs(), seed=0)
     model.policy.load_state_dict(pretrained.policy.state_dict())
-    model.objective.before_policy_phase(model.policy)
+    model.objective.before_policy_update(model.policy)
     proximal = dict(model.objective.proximal.module.named_parameters())
     assert all(th.equal(proximal[name], weight) for name, weight in model.policy.named_parameters())
     with th.no_grad():
         next(model.policy.parameters()).add_(1)
     model.objective.after_policy_step(model.policy)
     kept = {name: weight.clone() for name, weight in proximal.items()}
-    model.objective.before_policy_phase(model.policy)  # of the next rollout
+    model.objective.before_policy_update(model.policy)  # of the next rollout
     assert all(th.equal(proximal[name], weight) for name, weight in kept.items())
 
 

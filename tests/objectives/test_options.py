@@ -8,7 +8,7 @@ import torch as th
 from stable_baselines3.common.env_util import make_vec_env
 from torch import nn
 
-from sb3_ppg import PPG, ArgumentError, PhasicCallback
+from sb3_ppg import PPG, ArgumentError
 from sb3_ppg.losses import Losses
 from sb3_ppg.objectives import (
     AdvantageHeadObjective,
@@ -17,7 +17,7 @@ from sb3_ppg.objectives import (
     DistillationObjective,
     Objective,
 )
-from tests.helpers import SMALL, WITH_CONTEXT, epoch_of, learn_and_log, losses_of, make_kind, saved_and_loaded
+from tests.helpers import WITH_CONTEXT, epoch_of, losses_of, make_kind, saved_and_loaded
 from tests.saving.small_models import same
 
 COEFFICIENTS = Coefficients(0.2, None, 2.0, 0.0, 0.5, 0.0, 1.0)  # in value units of 2
@@ -193,7 +193,7 @@ def test_large_value_errors_count_linearly_in_both_phases(objective):
         made = make_kind("vectors", objective=objective, objective_kwargs=kwargs)
         assert made.objective.value_error(policy, values, batch, COEFFICIENTS).terms["value_loss"].item() == expected
         assert made.objective.head_error(policy.value_net, values, batch, 2.0).item() == expected
-        learn_and_log(made, 48)
+        made.learn(48)
     with pytest.raises(ArgumentError, match="`value_loss`='l1' cannot work"):
         make_kind("vectors", objective=objective, objective_kwargs=dict(value_loss="l1"))
 
@@ -215,21 +215,16 @@ def test_the_value_unit_is_the_standard_deviation_of_all_value_targets_so_far(ot
     settings = dict(n_steps=32, n_policy_iterations=2, normalize_value_targets="running", seed=0, device="cpu")
     model = PPG("MlpPolicy", env, **settings, **others)
     rollouts: list[np.ndarray] = []
-
-    class Returns(PhasicCallback):
-        def _on_rollout_end(self) -> None:
-            rollouts.append(self.model.rollout_buffer.returns.copy())
-
-    model.learn(5 * 128, callback=Returns())
-    assert model.policy.value_unit == pytest.approx(np.std(rollouts), rel=1e-4)
-    model.learn(128, callback=Returns(), reset_num_timesteps=True)
-    assert model.policy.value_unit == pytest.approx(np.std(rollouts), rel=1e-4)
+    for is_new in (*[False] * 5, True):
+        model.learn(128, reset_num_timesteps=is_new)
+        rollouts.append(model.rollout_buffer.returns.copy())
+        assert model.policy.value_unit == pytest.approx(np.std(rollouts), rel=1e-4)
 
 
 def test_the_value_unit_of_a_model_without_one_begins_with_the_first_rollout(tmp_path):
     """Not as an average with the earlier rollouts, whose targets are not known any more."""
     env = make_vec_env("Pendulum-v1", 4, seed=0)
-    PPG("MlpPolicy", env, n_steps=32, normalize_value_targets=False, device="cpu").learn(20 * 128).save(tmp_path / "model")
+    PPG("MlpPolicy", env, n_steps=32, normalize_value_targets=False, device="cpu").learn(2 * 128).save(tmp_path / "model")
     model = PPG.load(tmp_path / "model", env=env, normalize_value_targets="running").learn(128, reset_num_timesteps=False)
     assert model.policy.value_unit == pytest.approx(model.rollout_buffer.returns.std(), rel=1e-4)
 
@@ -255,9 +250,6 @@ def test_the_parameters_of_an_objectives_value_loss_are_trained_in_epochs_of_the
     assert (model.objective.second.weight != before).all()
 
 
-ONE_PHASE = SMALL | dict(n_policy_iterations=1)
-
-
 class Keeps(Objective):
     """Keeps the policy, or a part of it."""
 
@@ -269,4 +261,4 @@ class Keeps(Objective):
 @pytest.mark.parametrize("part", ["", "aux_value_net"])
 def test_keeping_the_policy_would_train_its_parameters_twice(part):
     with pytest.raises(ArgumentError, match=r"weight.* would be trained twice per step: use the policy that each"):
-        PPG("MlpPolicy", "CartPole-v1", objective=Keeps, objective_kwargs=dict(part=part), **ONE_PHASE)
+        make_kind("vectors", objective=Keeps, objective_kwargs=dict(part=part))

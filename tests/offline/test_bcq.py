@@ -25,7 +25,7 @@ from tqdm.rich import tqdm
 from sb3_ppg import ArgumentError, NonFiniteLossError, PhasicCallback
 from sb3_ppg.arrays import map_arrays
 from sb3_ppg.offline import BCQ, Dataset, load_dataset, losses
-from tests.helpers import BOX, DICT, VECTOR, BatchNormExtractor, RandomEnv, image_space, random_envs
+from tests.helpers import BOX, DICT, VECTOR, BatchNormExtractor, RandomEnv, calls_of, image_space, random_envs
 from tests.optim.test_compiled import InDouble
 
 TINY = dict(policy_kwargs=dict(net_arch=[16], vae_net_arch=[16]), n_play_samples=10, seed=0, device="cpu")
@@ -271,13 +271,6 @@ def test_deterministic_play_is_the_best_of_the_same_samples_and_other_play_sampl
     assert len(np.unique(sampled, axis=0)) > 1
 
 
-class Begins(PhasicCallback):
-    n = 0
-
-    def _init_callback(self) -> None:
-        Begins.n += 1
-
-
 def test_callbacks_logs_and_progress_bar(tmp_path):
     model = make(verbose=0)
     evaluation = EvalCallback(RandomEnv(VECTOR, BOX), n_eval_episodes=1, eval_freq=4, log_path=tmp_path, verbose=0)
@@ -286,9 +279,11 @@ def test_callbacks_logs_and_progress_bar(tmp_path):
     assert np.load(tmp_path / "evaluations.npz")["timesteps"].tolist() == [4, 8]
     assert (tmp_path / "rl_model_10_steps.zip").exists()
     two = BCQ("MlpPolicy", random_envs(VECTOR, BOX), dataset=random_data(VECTOR, BOX), **TINY)
+    begun = PhasicCallback()
+    begins = calls_of(begun, "_init_callback")
     with patch.object(tqdm, "update", autospec=True) as update:
-        two.learn(3, Begins(), progress_bar=True)
-    assert Begins.n == 1
+        two.learn(3, begun, progress_bar=True)
+    assert len(begins) == 1
     assert [call.args[1:] for call in update.call_args_list] == [()] * 3  # each counts as one step, with two environments
     log = pd.read_csv(tmp_path / "progress.csv")
     for name in ("critic_loss", "actor_loss", "reconstruction_loss", "latent_kl", "q_value"):

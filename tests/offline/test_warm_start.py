@@ -13,7 +13,7 @@ from stable_baselines3.common.vec_env import VecFrameStack, VecNormalize
 
 from sb3_ppg import PPG, ArgumentError, MaskablePPG, NormalizedRewardRolloutBuffer, RecurrentPPG, RewardNormalizer
 from sb3_ppg.offline import BCQ, Dataset
-from tests.helpers import BOX, SMALL, VECTOR, RandomEnv, masked_envs, random_envs, saved_and_loaded
+from tests.helpers import BOX, SMALL, VECTOR, RandomEnv, evaluate_auxiliary, masked_envs, random_envs, saved_and_loaded
 from tests.offline.test_bcq import THREE, TINY, random_data
 from tests.saving.small_models import same
 
@@ -34,8 +34,8 @@ def test_the_policy_takes_actions_as_often_as_the_data_does_and_both_heads_learn
     states = th.tensor([0, 1])
     probabilities = model.policy.get_distribution(states).distribution.probs.detach().numpy()
     np.testing.assert_allclose(probabilities, [[0.25, 0, 0.75], [0, 1, 0]], atol=0.05)
-    evaluation = model.policy.evaluate_auxiliary(states)
-    for values in (evaluation.values, evaluation.aux_values):
+    _, *of_heads = evaluate_auxiliary(model.policy, states)
+    for values in of_heads:
         np.testing.assert_allclose(values.detach().numpy(), [0, 10], atol=1)
     assert model.policy.value_unit == pytest.approx(5, rel=1e-3)  # the standard deviation of 0, 10, 0, 10, ...
 
@@ -51,13 +51,13 @@ def test_its_losses_are_those_of_the_data_before_the_first_step():
     with th.no_grad():
         _, log_prob, _ = model.policy.evaluate_actions(observations, th.as_tensor(data.actions))
         last = model.policy.predict_values(th.as_tensor(data.next_observations[data.ends])).flatten()
-        evaluation = model.policy.evaluate_auxiliary(observations)
+        _, aux_values, values = evaluate_auxiliary(model.policy, observations)
     returns = data.returns(0.9, last.numpy())
     logged = warm_start_and_log(model, data, n_epochs=1, batch_size=50)
     assert logged["imitation_loss"] == pytest.approx(-log_prob.mean().item(), rel=1e-5)
     unit = max(returns.std(), 1)
-    for name, values in (("value_loss", evaluation.values), ("aux_value_loss", evaluation.aux_values)):
-        expected = 0.5 * ((values.numpy() + (returns.mean() - returns) / unit) ** 2).mean()
+    for name, predicted in (("value_loss", values), ("aux_value_loss", aux_values)):
+        expected = 0.5 * ((predicted.numpy() + (returns.mean() - returns) / unit) ** 2).mean()
         assert logged[name] == pytest.approx(expected, rel=1e-4), name
     total = logged["imitation_loss"] + logged["value_loss"] + logged["aux_value_loss"]
     assert logged["loss"] == pytest.approx(total, rel=1e-5)
@@ -120,13 +120,7 @@ def test_data_is_normalized_as_the_environment_will_be_and_a_second_data_set_lea
     data = random_data(VECTOR, BOX)
     model = PPG("MlpPolicy", env, **SMALL, gamma=0.9)
     normalized = []
-    forward = model.policy.evaluate
-
-    def evaluate(observations, **kwargs):
-        normalized.append(observations)
-        return forward(observations, **kwargs)
-
-    model.policy.evaluate = evaluate
+    model.policy.features_extractor.register_forward_pre_hook(lambda _, args: normalized.append(args[0]))
     model.warm_start(data, n_epochs=1, batch_size=64)
     np.testing.assert_allclose(normalized[-1].mean(dim=0), 0, atol=1e-3)
     assert env.ret_rms.count > 64 - 1e-6 and env.ret_rms.var != 1

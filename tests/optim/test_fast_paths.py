@@ -33,7 +33,7 @@ from tests.helpers import make_on_images as make
 def gradients(model: PPG) -> dict[str, th.Tensor]:
     """Return the gradient of each phase's losses on the first minibatch."""
     parameters, batch = [*model.policy.parameters()], next(epoch_of(model, model.batch_size))
-    model.aux_buffer.add(model.latest_rollout().kept(model.aux_keys))
+    model.aux_buffer.add(model.latest_rollout().kept(model.stored_keys))
     model.policy.set_training_mode(False)
     model.aux_buffer.record(partial(model.objective.recorded, model.policy), 2, model.resolved_micro_batch_size())
     with th.no_grad():  # for the KL not to be zero

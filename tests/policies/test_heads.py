@@ -28,7 +28,7 @@ def test_a_run_rescales_the_moments_of_every_optimizer_of_a_head():
         return policy.value_unit, [[state["exp_avg"].clone(), state["exp_avg_sq"].clone()] for state in states]
 
     class Watching(Objective):
-        def before_policy_phase(self, policy):
+        def before_policy_update(self, policy):
             after.append(moments(policy))
 
     model = PPG("MlpPolicy", "CartPole-v1", n_value_epochs=1, objective=Watching, **SMALL)

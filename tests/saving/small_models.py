@@ -1,5 +1,6 @@
 """Small models, their files, and comparisons of two models."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import torch as th
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecNormalize
 
-from sb3_ppg import PPG, aux_buffer_path, latest_checkpoint
+from sb3_ppg import PPG, PhasicCallback, aux_buffer_path, latest_checkpoint
 from sb3_ppg.environments.watched import statistics
 from sb3_ppg.saving.training_state import COUNTERS
 
@@ -47,6 +48,13 @@ def everything(model: PPG) -> dict[str, th.Tensor]:
 def same(model: PPG, other: PPG) -> bool:
     ours, theirs = everything(model), everything(other)
     return ours.keys() == theirs.keys() and all(th.equal(ours[name], theirs[name]) for name in ours)
+
+
+def calls_at(event: str, n_steps: int, function: Callable[[PPG], Any]) -> PhasicCallback:
+    """Call a function with the model in a method of a callback, when the model has this number of steps."""
+    callback = PhasicCallback()
+    setattr(callback, event, lambda: callback.model.num_timesteps != n_steps or function(callback.model))
+    return callback
 
 
 def saved(folder: Path, n_rollouts: int = 2, **kwargs) -> tuple[PPG, Path]:

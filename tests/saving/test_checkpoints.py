@@ -5,6 +5,7 @@ import random
 import shutil
 import time
 import tracemalloc
+from collections import Counter
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,10 +19,10 @@ from stable_baselines3.common.callbacks import CallbackList, EvalCallback, Every
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecNormalize
 
-from sb3_ppg import PPG, ArgumentError, PhasicCallback, PhasicCheckpointCallback, aux_buffer_path, latest_checkpoint
+from sb3_ppg import PPG, ArgumentError, PhasicCheckpointCallback, aux_buffer_path, latest_checkpoint
 from sb3_ppg.errors import NonFiniteError
 from tests.helpers import RandomEnv, saved_and_loaded
-from tests.saving.small_models import resumed, same, saved, small
+from tests.saving.small_models import calls_at, resumed, same, saved, small
 
 
 def complete(folder: Path) -> set[int]:
@@ -36,20 +37,15 @@ def steps(folder: Path) -> set[int]:
 
 def test_a_checkpoint_takes_no_longer_after_many(tmp_path, monkeypatch):
     """Each look at the folder takes time that grows with its files."""
-    glob, n_looks = Path.glob, []
-
-    class Counts(PhasicCallback):
-        def _on_rollout_start(self) -> None:
-            n_looks.append(0)
+    glob, n_looks, model = Path.glob, Counter(), small()
 
     def counting(path, *args):
-        n_looks[-1] += 1
+        n_looks[model.num_timesteps] += 1
         return glob(path, *args)
 
     monkeypatch.setattr(Path, "glob", counting)
-    n_looks.append(0)
-    small().learn(8 * 12, callback=[PhasicCheckpointCallback(1, tmp_path), Counts()])
-    assert n_looks[6] == n_looks[11] > 0
+    model.learn(8 * 12, callback=PhasicCheckpointCallback(1, tmp_path))
+    assert n_looks[48] == n_looks[88] > 0
 
 
 def test_checkpoints_are_saved_between_iterations_and_at_the_end(tmp_path):
@@ -185,13 +181,6 @@ def test_a_model_is_saved_where_a_link_leads_and_stays_as_readable(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["latest.zip", "real.zip"]
 
 
-def calls_at(event: str, function) -> PhasicCallback:
-    """Call a function with the model in a method of a callback, after the first twelve steps."""
-    callback = PhasicCallback()
-    setattr(callback, event, lambda: callback.num_timesteps < 13 or function(callback.model))
-    return callback
-
-
 @pytest.mark.parametrize(
     ("event", "error"),
     [
@@ -209,7 +198,7 @@ def test_files_that_are_saved_within_an_auxiliary_phase_or_after_its_error_can_b
         found.append(saved_and_loaded(model, tmp_path, make_vec_env("CartPole-v1")))
 
     with nullcontext() if error is None else pytest.raises(type(error)):
-        model.learn(8 * 3, callback=calls_at(event, save if error is None else Mock(side_effect=error)))
+        model.learn(8 * 3, callback=calls_at(event, 24, save if error is None else Mock(side_effect=error)))
     if error is not None:
         save(model)
     (loaded,) = found
@@ -241,12 +230,12 @@ def test_a_state_that_is_not_finite_does_not_replace_a_checkpoint(tmp_path, spoi
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
-@pytest.mark.parametrize(("event", "whole"), [("_on_step", 8), ("on_aux_epoch_end", 16)])
-def test_an_error_in_an_iteration_leaves_the_checkpoint_before_it(event, whole, tmp_path):
+@pytest.mark.parametrize(("event", "n_steps", "whole"), [("_on_step", 13, 8), ("on_aux_epoch_end", 24, 16)])
+def test_an_error_in_an_iteration_leaves_the_checkpoint_before_it(event, n_steps, whole, tmp_path):
     """RL Zoo also tells callbacks that such a training has ended."""
     callback, model = PhasicCheckpointCallback(1, tmp_path, keep=1), small()
     with pytest.raises(OSError):
-        model.learn(100, callback=[callback, calls_at(event, Mock(side_effect=OSError))])
+        model.learn(100, callback=[callback, calls_at(event, n_steps, Mock(side_effect=OSError))])
     callback.on_training_end()
     assert model.num_timesteps > whole and steps(tmp_path) == {whole}
     resumed(tmp_path).learn(8, reset_num_timesteps=False, callback=callback)

@@ -1,6 +1,5 @@
 """A run that is stopped or killed goes on as if nothing had happened."""
 
-import itertools
 import os
 import signal
 import time
@@ -18,10 +17,10 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.utils import LinearSchedule
 from stable_baselines3.common.vec_env import VecNormalize
 
-from sb3_ppg import PPG, DrawnWeights, MaskablePPG, PhasicCallback, PhasicCheckpointCallback, RecurrentPPG, latest_checkpoint
+from sb3_ppg import PPG, DrawnWeights, MaskablePPG, PhasicCheckpointCallback, RecurrentPPG, latest_checkpoint
 from sb3_ppg.family import FAMILY, with_preset
 from tests.helpers import VectorRewardEnv, image_space, masked_envs, normalized_rewards, random_envs, run_in_a_new_process
-from tests.saving.small_models import everything, resumed, small
+from tests.saving.small_models import calls_at, everything, resumed, small
 
 pytestmark = pytest.mark.slow
 
@@ -37,9 +36,7 @@ SMALL_CNN = dict(features_extractor_kwargs=dict(cnn_output_dim=4))
 
 def of_the_family(name: str) -> dict[str, Any]:
     """Return a relative's preset and the arguments that it leaves open."""
-    capacity = dict(aux_buffer_kwargs=dict(capacity=4)) if name == "ddcpg" else {}
-    preset = with_preset(name, {"aux_batch_size": 8, **capacity})
-    return {"env": discrete(), **preset, "n_epochs": 2, "max_grad_norm": 0.5}
+    return {"env": discrete(), **with_preset(name, {"aux_batch_size": 8}), "n_epochs": 2, "max_grad_norm": 0.5}
 
 
 SETTINGS = {
@@ -94,13 +91,6 @@ def make(setting: str) -> PPG:
     return arguments.pop("algorithm", PPG)(**arguments)
 
 
-def at_iteration(iteration: int, do) -> PhasicCallback:
-    """Call a function with the model between two iterations."""
-    callback, numbers = PhasicCallback(), itertools.count()
-    callback._on_rollout_start = lambda: next(numbers) == iteration and do(callback.model)
-    return callback
-
-
 def reset_environments(model: PPG) -> None:
     model.env.seed(99)
     model._last_obs = model.env.reset()
@@ -113,11 +103,11 @@ stop_it = Mock(side_effect=KeyboardInterrupt)
 def go_on(folder: Path, setting: str, n_threads: int) -> dict[str, th.Tensor]:
     """Go on from each stop to the next one, and at last to the end, in another process; each time from the checkpoint."""
     th.set_num_threads(n_threads)  # sums are rounded otherwise with more of them
-    for stop, next_stop in zip(STOPS, (*STOPS[1:], N_ITERATIONS), strict=True):
+    for next_stop in (*STOPS[1:], N_ITERATIONS):
         fresh = make(setting)
         model = resumed(folder, fresh.env, type(fresh))
         model.env.seed(99)
-        callbacks = [PhasicCheckpointCallback(1, folder), at_iteration(next_stop - stop, stop_it)]
+        callbacks = [PhasicCheckpointCallback(1, folder), calls_at("_on_rollout_start", next_stop * ROLLOUT, stop_it)]
         with suppress(KeyboardInterrupt):
             model.learn(N_ITERATIONS * ROLLOUT - model.num_timesteps, callback=callbacks, reset_num_timesteps=False)
     return everything(model)
@@ -128,9 +118,10 @@ def test_a_run_that_was_stopped_ends_where_it_would_have_ended(setting, tmp_path
     """Stopped at each position of a phase (of 3), in two phases, continued in a new process: parameter for parameter."""
     model = make(setting)
     start = everything(model)
-    model.learn(N_ITERATIONS * ROLLOUT, callback=[at_iteration(stop, reset_environments) for stop in STOPS])
+    resets = [calls_at("_on_rollout_start", stop * ROLLOUT, reset_environments) for stop in STOPS]
+    model.learn(N_ITERATIONS * ROLLOUT, callback=resets)
     with pytest.raises(KeyboardInterrupt):
-        callbacks = [PhasicCheckpointCallback(1, tmp_path), at_iteration(STOPS[0], stop_it)]
+        callbacks = [PhasicCheckpointCallback(1, tmp_path), calls_at("_on_rollout_start", STOPS[0] * ROLLOUT, stop_it)]
         make(setting).learn(N_ITERATIONS * ROLLOUT, callback=callbacks)
     expected, end = everything(model), run_in_a_new_process(go_on, tmp_path, setting, th.get_num_threads())
     assert end.keys() == expected.keys()

@@ -5,7 +5,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from matplotlib import pyplot as plt
 
 from tests.helpers import run
 
@@ -27,12 +26,6 @@ def trained(tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def run_folder(trained) -> Path:
     return trained / "logs" / "ppg" / "CartPole-v1_1"
-
-
-@pytest.fixture(autouse=True)
-def figures_closed():
-    yield
-    plt.close("all")
 
 
 @pytest.fixture

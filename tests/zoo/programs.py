@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import gymnasium as gym
 import rl_zoo3
@@ -36,14 +37,8 @@ def program(arguments: list[str], cwd: Path, *, start_new_session: bool = False,
     variables["PYTHONPATH"] = f"{ROOT}{os.pathsep}{cwd}"
     path = cwd / f"output_{len(list(cwd.glob('output_*')))}"
     with path.open("w") as output:
-        started = subprocess.Popen(
-            [sys.executable, *arguments],
-            cwd=cwd,
-            env=variables,
-            stdout=output,
-            stderr=output,
-            start_new_session=start_new_session,
-        )
+        streams: Any = dict(stdout=output, stderr=output, start_new_session=start_new_session)
+        started = subprocess.Popen([sys.executable, *arguments], cwd=cwd, env=variables, **streams)
     vars(started)["output"] = path
     return started
 

@@ -312,7 +312,7 @@ def broken(trained, tmp_path_factory) -> Path:
         ("train -conf mine.yml", "'n_aux_epoch' (in mine.yml, on the command line or in a study); nearest: n_aux_epochs"),
         ("train --algo dna --env PongNoFrameskip-v4", "has no hyperparameters for PongNoFrameskip-v4: write an entry"),
         ("train --env Pendulum-v1 -conf mine.yml", "mine.yml has no hyperparameters for Pendulum-v1: write an entry"),
-        ("train -optimize -i logs/ppg/CartPole-v1_1/CartPole-v1.zip", "-i is for trainings: a search begins"),
+        ("train -optimize -i logs/ppg/CartPole-v1_1/CartPole-v1.zip", "-i cannot work with -optimize: a search begins"),
         ("train --env Pendulum-v1 -params noise_type:'normal' noise_std:0.1", "PPG has no hyperparameter 'noise_"),
         ("enjoy --env Pendulum-v1", "No model found for ppg on Pendulum-v1"),
         ("enjoy --load-checkpoint 1025", "1025_steps.zip; nearest: logs/ppg/CartPole-v1_1/rl_model_1024_steps.zip"),

@@ -114,6 +114,7 @@ def environments_for_playing() -> None:
 
 
 def figures_as_files() -> None:
+    plt.close("all")
     with patch.object(sys, "argv", ["plot_train", "-a", "ppg", "-e", "Mine-Pole-v0", "-f", "logs"]):
         plots.plot_train()
     assert plt.get_backend().lower() == "agg" and plt.get_fignums() and not list(Path().glob("*.png"))

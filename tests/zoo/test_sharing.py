@@ -49,16 +49,11 @@ def folder(tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
-def commands_of(card: str) -> list[list[str]]:
-    """Commands of ``sb3-ppg`` on a model card."""
-    return [line.split("#")[0].split()[1:] for line in re.findall(r"^sb3-ppg .*", card, re.MULTILINE)]
-
-
 def follow(card: str, *options: str) -> tuple[list[str], list[str]]:
     """Do what a card says, in a new folder that becomes the working folder; return its command that fetches, and snippets."""
     Path("elsewhere").mkdir()
     os.chdir("elsewhere")
-    fetch, enjoy = commands_of(card)
+    fetch, enjoy = (line.split()[1:] for line in re.findall(r"^sb3-ppg .*", card, re.MULTILINE))
     run(*fetch)
     assert "Mean reward" in run(*enjoy, "--no-render", *options)
     snippets = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
@@ -89,17 +84,7 @@ def test_share_a_run_and_fetch_it(hub_server, folder):
     """
     options = ("-n", "192", "--eval-freq", "128", *SMALL, "aux_batch_size:128", "normalize:True", "--seed", "1")
     run("train", "--env", "CartPole-v1", *options, "--env-kwargs", "max_episode_steps:9")
-    push = (
-        "push_to_hub",
-        "--env",
-        "CartPole-v1",
-        "-orga",
-        "me",
-        "-n",
-        "60",
-        "--n-envs",
-        "2",
-    )  # which are closed for the video
+    push = "push_to_hub --env CartPole-v1 -orga me -n 60 --n-envs 2".split()  # which are closed for the video
     dry = run(*push, "--dry-run", "here", "--episodes", "2")
     assert dry.endswith("Not shared: these files would be me/ppg-CartPole-v1: here\n") and not hub_server.repositories
     output = run(*push)
