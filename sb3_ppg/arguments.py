@@ -247,6 +247,8 @@ def argument_names(cls: type, method: str = "__init__", accepted: bool = False) 
     return [name for name in names if name != "self"]
 
 
+# Arguments about where a model is made and what it prints: other processes, and shared files, need not have them
+LOCAL_ARGUMENTS = {"policy", "env", "device", "verbose", "tensorboard_log", "aux_buffer_kwargs", "_init_setup_model"}
 # Arguments that a model keeps under another name
 ATTRIBUTES = {"objective": "objective_class", "stats_window_size": "_stats_window_size"}
 

@@ -4,12 +4,10 @@ import copy
 import io
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
 from typing import Any, Self, cast
-from unittest.mock import patch
 
 import numpy as np
 import torch as th
@@ -37,7 +35,14 @@ from sb3_ppg.callbacks import without_rank_zero_callbacks
 from sb3_ppg.distributed import n_processes, rank
 from sb3_ppg.environments.vec_envs import GymnasiumVecEnv
 from sb3_ppg.environments.vector_rewards import RewardReader, mean_vector_return, tell_weights
-from sb3_ppg.environments.watched import TimeLimits, check_first_observations, innermost, normalizers, statistics_protected
+from sb3_ppg.environments.watched import (
+    TimeLimits,
+    check_first_observations,
+    innermost,
+    normalizers,
+    statistics_protected,
+    workers_watched,
+)
 from sb3_ppg.errors import ArgumentError, WorkerError, warn
 from sb3_ppg.objectives import find_objective, make_objective, objective_name
 from sb3_ppg.offline.warm_start import fit_to_data
@@ -156,7 +161,8 @@ class PhasicAlgorithm(PhasicInterface):
 
         def collect() -> Any:
             try:
-                return collect_steps(self, env, callback, rollout_buffer, n_rollout_steps)
+                with workers_watched(env):  # which a callback may have set since the run began
+                    return collect_steps(self, env, callback, rollout_buffer, n_rollout_steps)
             except WorkerError:
                 if session.received_signal is None:
                     raise
@@ -202,28 +208,45 @@ class PhasicAlgorithm(PhasicInterface):
         """
         check_values(total_timesteps=total_timesteps, log_interval=log_interval)
         self._fitting_micro_batch_size = None
+        tb_log_name = tb_log_name or type(self).__name__
         with training(self, callback, total_timesteps, reset_num_timesteps):
             if self.prior == SELF:
                 self.set_prior(SELF)
-            name = tb_log_name or type(self).__name__
-            self.session.is_logged = log_interval is not None
-            super().learn(total_timesteps, callback, cast(int, log_interval), name, reset_num_timesteps, progress_bar)
+            self._run(total_timesteps, callback, log_interval, tb_log_name, reset_num_timesteps, progress_bar)
         return self
 
-    def _begin(self, callback: BaseCallback, on_training_start: Callable[..., None], *args: Any) -> None:
-        on_training_start(*args)
+    def _run(
+        self,
+        total_timesteps: int,
+        callback: Any,
+        log_interval: int | None,
+        tb_log_name: str,
+        reset_num_timesteps: bool,
+        progress_bar: bool,
+    ) -> None:
+        """Run SB3's loop, and also write the last values, which SB3 would lose because it dumps the log before each update."""
+        settings = (callback, reset_num_timesteps, tb_log_name, progress_bar)
+        total_timesteps, callback = self._setup_learn(total_timesteps, *settings)
+        iteration = 0
+        callback.on_training_start(locals(), globals())
         self.session.callback = callback
-
-    def _log_and_end(self, on_training_end: Callable[[], None]) -> None:
-        """End a run after writing its last values, which SB3 would lose because it dumps the log before each update."""
+        assert self.env is not None
+        while self.num_timesteps < total_timesteps:
+            if not self.collect_rollouts(self.env, callback, self.rollout_buffer, n_rollout_steps=self.n_steps):
+                break
+            iteration += 1
+            self._update_current_progress_remaining(self.num_timesteps, total_timesteps)
+            if log_interval is not None and iteration % log_interval == 0:
+                self.dump_logs(iteration)
+            self.train()
         try:
-            if self.session.is_logged and self.logger.name_to_value:
+            if log_interval is not None and self.logger.name_to_value:
                 values = dict(self.logger.name_to_value)
                 self.dump_logs()
                 for name, value in values.items():  # these stay readable, and are not written again
                     self.logger.record(name, value, exclude=Everywhere())
         finally:  # checkpoints are saved although the log may be broken
-            on_training_end()
+            callback.on_training_end()
 
     def warm_start(
         self, dataset: Any, agent: Any = None, n_epochs: int = 10, batch_size: int = 256, fit_std: bool = True
@@ -302,11 +325,6 @@ class PhasicAlgorithm(PhasicInterface):
                 setattr(self, name, deque(getattr(self, name), self._stats_window_size))
             if not self.allow_nonfinite_observations:
                 check_first_observations(self.env, self._last_obs)
-            if self.session is not None:
-                begun = partial(self._begin, started[1], started[1].on_training_start)
-                self.session.undone.enter_context(patch.object(started[1], "on_training_start", begun))
-                ended = partial(self._log_and_end, started[1].on_training_end)
-                self.session.undone.enter_context(patch.object(started[1], "on_training_end", ended))
         return started
 
     @override

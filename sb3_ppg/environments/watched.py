@@ -270,7 +270,7 @@ def workers_watched(env: VecEnv | None) -> Iterator[None]:
     not wait for answers. (SB3 would wait forever if a sibling of the worker holds the other end of its pipe.)
     """
     workers = innermost(env)
-    if not isinstance(workers, SubprocVecEnv):
+    if not isinstance(workers, SubprocVecEnv) or isinstance(workers.remotes[0], _WatchedRemote):
         yield
         return
     remotes: Any = workers.remotes

@@ -3,7 +3,7 @@
 from sb3_ppg.errors import missing_extras_named
 
 with missing_extras_named():
-    from sb3_ppg.hub.pretrained import from_pretrained, load_vec_normalize, save_pretrained
+    from sb3_ppg.hub.pretrained import from_pretrained, save_pretrained
     from sb3_ppg.hub.repository import EvaluationResult, download, load, push, write_repository
 
 __all__ = [
@@ -11,7 +11,6 @@ __all__ = [
     "download",
     "from_pretrained",
     "load",
-    "load_vec_normalize",
     "push",
     "save_pretrained",
     "write_repository",

@@ -27,7 +27,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize, 
 
 from sb3_ppg import prior
 from sb3_ppg.actions import moderate
-from sb3_ppg.arguments import argument_names, without_numpy
+from sb3_ppg.arguments import LOCAL_ARGUMENTS, argument_names, without_numpy
 from sb3_ppg.environments.watched import only_normalizer, statistics
 from sb3_ppg.errors import ModelFormatError, missing_extras_named, raised_as, warn
 from sb3_ppg.hub.files import Arrays, all_arrays, check_sizes, decode_json, load_arrays, read_json
@@ -51,9 +51,7 @@ from sb3_ppg.saving.files import atomic_writes, check_version, package_version
 from sb3_ppg.saving.training_state import generators_kept, moments_of
 
 DESCRIPTION, ARRAYS = "model.json", "model.safetensors"
-# Arguments of the algorithm that belong to a machine or a run, or stand elsewhere in the description
-LOCAL_ARGUMENTS = {"policy", "env", "device", "verbose", "tensorboard_log", "stats_window_size", "_init_setup_model"}
-LOCAL_ARGUMENTS |= {"aux_buffer_kwargs"}
+
 VEC_NORMALIZE = [name for name in Normalization.__struct_fields__ if name != "observation_space"]
 PACKAGES = ("stable-baselines3", "torch", "gymnasium", "numpy")
 
@@ -134,8 +132,8 @@ def from_pretrained(
 
     :param folder: folder of the files. Links are refused, except those of the Hub's client
     :param env: an environment to play or to continue training in, or its ID. If the model was trained with ``VecNormalize``
-        and ``env`` has none, it is wrapped in one with the saved statistics: step ``model.get_env()``. If ``env`` has a
-        ``VecNormalize``, its statistics are kept
+        and ``env`` has none, it is wrapped in one with the saved statistics: step ``model.get_env()``. A new ``VecNormalize``
+        in ``env``, which may be inside of other wrappers, gets them, too; one that has statistics keeps its own
     :param device: device of the model
     :param custom_objects: objects that are not plain data, by the names that the author gave; and values in place of the
         model's arguments, by their names, as in SB3's ``load``
@@ -151,8 +149,7 @@ def from_pretrained(
         with raised_as(ModelFormatError, "`env` is not what the model was trained in"):
             given = unwrap_vec_normalize(venv)
             if saved is not None and given is not None and given.ret_rms.count < 1:
-                remedy = "leave it out, and the model brings the one that it was trained in"
-                warn(f"`env` has a new VecNormalize, without the statistics that the model knows: {remedy}")
+                _fill(given, saved)
             if saved is not None and given is None:
                 shape, saved_shape = (get_obs_shape(each.observation_space) for each in (venv, saved.venv))
                 if isinstance(venv, VecTransposeImage) and shape != saved_shape:
@@ -161,25 +158,6 @@ def from_pretrained(
             model.set_env(venv)
         model.set_random_seed(model.seed)  # as SB3's `load`
     return model
-
-
-def load_vec_normalize(
-    folder: str | Path, venv: VecEnv | None = None, *, custom_objects: Mapping[str, Any] | None = None
-) -> VecNormalize:
-    """
-    Load the ``VecNormalize`` with which a model was trained, for uses that ``from_pretrained`` does not cover: to put it
-    inside other wrappers, or to call ``normalize_obs()`` alone.
-
-    :param folder: folder of the model's files
-    :param venv: environments to normalize. None: placeholders that have spaces, but cannot be stepped
-    :param custom_objects: see ``from_pretrained``
-    :return: the environments in a ``VecNormalize`` with the saved statistics
-    :raises ModelFormatError: if the files are damaged, the model was trained without normalization, or the observations differ
-    """
-    saved = read_model(Path(folder), custom_objects=custom_objects)[1]
-    if saved is None:
-        raise ModelFormatError(f"{folder}: this model was trained without VecNormalize")
-    return saved if venv is None else _wrap_in_vec_normalize(venv, saved)
 
 
 def read_model(
@@ -257,7 +235,7 @@ def _check_outputs(model: PPG) -> None:
 
 
 def _arguments(cls: type[PPG]) -> list[str]:
-    return [name for name in argument_names(cls) if name not in LOCAL_ARGUMENTS]
+    return [name for name in argument_names(cls) if name not in LOCAL_ARGUMENTS | {"stats_window_size"}]
 
 
 def _argument(model: PPG, name: str) -> Any:
@@ -296,8 +274,18 @@ def _wrap_in_vec_normalize(venv: VecEnv, saved: VecNormalize) -> VecNormalize:
         venv.observation_space = space
         raise ModelFormatError(
             f"the model's VecNormalize was around observations {saved.venv.observation_space}, these are {space}: give an "
-            "environment with all its wrappers, this one by `load_vec_normalize`"
+            "environment with all its wrappers, and a new VecNormalize among them"
         )
-    for name, rms in statistics(env).items():
-        vars(rms).update(vars(statistics(saved)[name]))
+    _fill(env, saved)
     return env
+
+
+def _fill(env: VecNormalize, saved: VecNormalize) -> None:
+    """Give a new ``VecNormalize`` the statistics and settings of a saved one of the same observations."""
+    vars(env).update({name: getattr(saved, name) for name in VEC_NORMALIZE})
+    ours, theirs = statistics(env), statistics(saved)
+    shapes = [{name: np.shape(rms.mean) for name, rms in each.items()} for each in (ours, theirs)]
+    if shapes[0] != shapes[1]:
+        raise ModelFormatError(f"the statistics of its VecNormalize have the shapes {shapes[0]}, the model's {shapes[1]}")
+    for name, rms in ours.items():
+        vars(rms).update(vars(theirs[name]))

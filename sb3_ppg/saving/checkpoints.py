@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from sb3_ppg.arguments import check_value, count, optional
 from sb3_ppg.callbacks import PhasicCallback, called_by, every
-from sb3_ppg.distributed import broadcast, gather, n_processes, rank
+from sb3_ppg.distributed import broadcast, gather, rank
 from sb3_ppg.errors import ArgumentError, warn
 from sb3_ppg.saving.files import atomic_writes, checkpoint_of, is_whole
 from sb3_ppg.saving.training_state import file_of_process, files_of_processes, first_non_finite, write_training_state
@@ -38,9 +38,9 @@ class PhasicCheckpointCallback(PhasicCallback):
     and the states of the random generators in ``<name_prefix>_<steps>_steps.aux_buffer.npz``. docs/guides/resume.md shows how
     to go on from one.
 
-    Both files appear only when both are complete, the model's last, so where there is a model's file, the checkpoint is
-    complete. If a number in the state is NaN or infinite, no checkpoint is written, and the previous one stays. After an error
-    in the middle of an iteration, none is written either, unless the error is a ``NonFiniteError`` or a ``WorkerError``.
+    The model's file appears last, when all others are complete, so where there is one, the checkpoint is complete. If a number
+    in the state is NaN or infinite, no checkpoint is written, and the previous one stays. After an error in the middle of an
+    iteration, none is written either, unless it is a ``NonFiniteError`` or a ``WorkerError`` in a single process.
 
     Several processes each write a file with their own part of the state ("...aux_buffer.0_of_2.npz" and so on) in one folder;
     then the first process writes the model.
@@ -53,15 +53,16 @@ class PhasicCheckpointCallback(PhasicCallback):
     :param name_prefix: beginning of the files' names
     :param keep: number of the latest checkpoints of this run whose models are kept; None: all. Their other files, which are
         large, are only kept for the latest two, as the latest may be damaged. A run that resumes from a checkpoint counts as
-        the same run; files of other runs in the folder are left alone
+        the same run; files of other runs in the folder are left alone, except those of the same number of steps
     :param verbose: 2: print a line when a checkpoint is saved
-    :raises ArgumentError: if ``keep`` cannot work; when ``learn`` begins, if another callback would call this one
+    :raises ArgumentError: if a number cannot work; when ``learn`` begins, if another callback would call this one
     """
 
     def __init__(
         self, save_freq: int, save_path: str | Path, name_prefix: str = "ppg_model", keep: int | None = None, verbose: int = 0
     ):
         super().__init__(verbose)
+        check_value("save_freq", save_freq, count())
         check_value("keep", keep, optional(count(), "to keep all"))
         self.save_freq = save_freq
         self.save_path = Path(save_path)
@@ -112,24 +113,17 @@ class PhasicCheckpointCallback(PhasicCallback):
         if error := next(filter(None, gather(first_non_finite(self.model))), None):
             warn(f"{path} is not written: {error}. The checkpoint before it stays the latest")
             return
-        if rank() == 0 and n_processes() > 1:  # a model that is there already would not fit the others' new files
-            path.unlink(missing_ok=True)
+        states = aux_buffer_path(path)
+        if rank() == 0:  # what is there already would not fit the new files
+            for before in (path, *files_of_processes(states)):
+                before.unlink(missing_ok=True)
         self._latest = broadcast(max(time.time_ns(), self._latest + 1))  # a clock may be set back
         self.model._checkpoint = [self._run, self._latest]
-        states = aux_buffer_path(path)
-        if rank() == 0:  # files of another number of processes, which were killed before their model was there
-            for other in {*files_of_processes(states)} - {*files_of_processes(states, n_processes())}:
-                other.unlink(missing_ok=True)
-        own = file_of_process(states)
-        with atomic_writes(*([own, path] if n_processes() == 1 else [own])) as (state, *model_file):
+        with atomic_writes(file_of_process(states)) as (state,):
             write_training_state(self.model, state)
-            for temporary in model_file:
-                with temporary.open("wb") as file:
-                    self.model.save(file)
-        if n_processes() > 1:
-            gather(None)  # all have written their own files
-            self.model.save(path)  # the first one alone writes
-            gather(None)
+        gather(None)  # all have written their own files
+        self.model.save(path)  # the first process alone writes
+        gather(None)
         self._saved_at = self.model.num_timesteps
         if self.verbose >= 2:
             print(f"Saving model checkpoint to {path}")

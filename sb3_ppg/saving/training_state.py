@@ -63,7 +63,7 @@ def write_training_state(model: PhasicInterface, path: Path) -> None:
     description = {
         "version": FORMAT_VERSION,
         WRITTEN_BY: package_version(),
-        "identity": _identity(model),
+        "identity": identity(model),
         "progress_of_rollouts": model.aux_buffer.progress,
         "replay_uses": [[rollout.uses[kind] for kind in KINDS] for rollout in model.replay.rollouts[: model.replay.n_stored]],
         "generators": generator_states(),
@@ -89,7 +89,7 @@ def _is_finite(value: Any) -> bool:
     return not isinstance(value, np.ndarray) or value.dtype.kind != "f" or bool(np.isfinite(value).all())
 
 
-def _identity(model: PhasicInterface, same_processes: bool = True) -> dict[str, Any]:
+def identity(model: PhasicInterface, same_processes: bool = True) -> dict[str, Any]:
     """Return the properties in which file and model must agree; fewer if another number of processes wrote the file."""
     sizes = {"n_envs": int(model.n_envs), "n_steps": int(model.n_steps), "process": [rank(), n_processes()]}  # may be NumPy's
     return {
@@ -146,7 +146,7 @@ def load_training_state(model: PhasicInterface, path: Path) -> None:
     with own.open("rb") as file, raised_as(ModelFormatError, damaged, ArgumentError, MemoryError):
         archive = np.load(file, allow_pickle=False)
         description = json.loads(archive["description"].tobytes())
-        _check_identity(own, description, _identity(model, same_processes))
+        _check_identity(own, description, identity(model, same_processes))
         running = all_statistics(model.env)
         normalization = {name: {part: archive[f"normalize/{name}/{part}"] for part in MOMENTS} for name in running}
         aux_buffer, replayed = copy.copy(model.aux_buffer), []

@@ -1,1 +1,1 @@
-"""Collect and prepare rollouts, check arguments, and guard a run against errors and signals."""
+"""Collect rollouts, check arguments, exchange state between processes, and guard a run against errors and signals."""

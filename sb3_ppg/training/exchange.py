@@ -9,15 +9,14 @@ import numpy as np
 import torch as th
 from stable_baselines3.common.running_mean_std import RunningMeanStd
 
-from sb3_ppg.arguments import argument_names, argument_value
+from sb3_ppg.arguments import LOCAL_ARGUMENTS, argument_names, argument_value
 from sb3_ppg.arrays import map_arrays
 from sb3_ppg.buffers.rollout_buffers import NormalizedRewardRolloutBuffer
 from sb3_ppg.distributed import broadcast, gather, n_processes, rank, require_equal, seed_apart
 from sb3_ppg.environments.watched import all_statistics
-from sb3_ppg.phasic_interface import COUNTERS, PhasicInterface
+from sb3_ppg.phasic_interface import PhasicInterface
+from sb3_ppg.saving.training_state import identity
 
-# Arguments that may differ between processes
-MAY_DIFFER = ("policy", "env", "tensorboard_log", "verbose", "device", "aux_buffer_kwargs", "_init_setup_model")
 End = TypeVar("End")
 Moments = tuple[np.ndarray, np.ndarray, float]  # mean, variance and count
 
@@ -41,20 +40,15 @@ def start_together(model: PhasicInterface, settings: dict[str, Any]) -> None:
 
 def _settings(model: PhasicInterface) -> dict[str, Any]:
     """Return everything that gradients depend on apart from weights and data, by the names that users know."""
-    policy, env = model.policy, model.get_env()
+    env = model.get_env()
     assert env is not None
     return {
-        "algorithm": type(model),
         "env": [str(spec and spec.id) for spec in env.get_attr("spec")[:1]] if env.has_attr("spec") else [],
         "n_envs": model.n_envs,
-        "observation_space": model.observation_space,
-        "action_space": model.action_space,
-        **{name: argument_value(model, name) for name in argument_names(type(model)) if name not in MAY_DIFFER},
-        **{name.removeprefix("_"): getattr(model, name) for name in COUNTERS},
-        "n_kept_rollouts": model.n_kept_rollouts(),
-        "policy": type(policy),
-        "networks": {name: tuple(weight.shape) for name, weight in policy.state_dict().items()},
-        "VecNormalize": list(all_statistics(env)),
+        **{name: argument_value(model, name) for name in argument_names(type(model)) if name not in LOCAL_ARGUMENTS},
+        **identity(model, same_processes=False),
+        "policy": type(model.policy),
+        "networks": {name: tuple(weight.shape) for name, weight in model.policy.state_dict().items()},
     }
 
 

@@ -4,7 +4,7 @@ import math
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
@@ -37,11 +37,9 @@ class Session:
     run: str | None = None  # identifies the checkpoints of all its callbacks
     received_signal: int | None = None  # signal that asks this process to end
     has_checked_log_probs: bool = False  # of the first rollout
-    is_logged: bool = True  # whether the run writes a log
 
     def __init__(self, model: PhasicInterface):
         self.exchange = RolloutExchange(model)
-        self.undone = ExitStack()  # at the end of the run
 
     def agreed_end(self) -> int | None:
         """Return a signal that asks any process to end, or None; all call this between two iterations."""
@@ -71,7 +69,7 @@ def training(
         start_together(model, settings)
         model.session = Session(model)
         model.begin_compiled_training(total_timesteps, reset_num_timesteps)
-        with results_explained(), workers_watched(model.env), _signals_noted(model.session, callback), model.session.undone:
+        with results_explained(), workers_watched(model.env), _signals_noted(model.session, callback):
             yield
         if (ending := model.session.agreed_end()) is not None:
             raise KeyboardInterrupt if ending == signal.SIGINT else SystemExit(128 + ending)

@@ -17,6 +17,7 @@ from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
 from gymnasium.wrappers import TransformObservation
 from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecFrameStack, VecMonitor, VecNormalize
 from torch import nn
@@ -288,12 +289,16 @@ class Dying(gym.Wrapper):
         return super().step(action)
 
 
-def lose_a_worker(start_method: str, at: int, folder: Path) -> None:
+def lose_a_worker(start_method: str, at: int, folder: Path, is_set_later: bool = False) -> None:
     env = VecNormalize(SubprocVecEnv([partial(Dying, steps) for steps in (1000, at, 1000)], start_method=start_method))
     asked = "step" if at else "reset"
     message = rf"A worker.* died when it was asked to {asked}: environment 1 \(\d+, exit code -9\)"
+    sets = PhasicCallback()
+    if is_set_later:
+        sets._on_rollout_end = lambda: sets.model.env is env or sets.model.set_env(env)
     with pytest.raises(WorkerError, match=message):
-        small(env=env).learn(10_000, callback=PhasicCheckpointCallback(100, folder))
+        model = small(env=VecNormalize(make_vec_env("CartPole-v1", 3)) if is_set_later else env)
+        model.learn(10_000, callback=[PhasicCheckpointCallback(100, folder), sets])
     env.close()
     assert bool([*folder.glob("*.zip")]) == (at > 0)
 
@@ -301,6 +306,6 @@ def lose_a_worker(start_method: str, at: int, folder: Path) -> None:
 @pytest.mark.slow
 def test_a_worker_that_dies_is_named(tmp_path):
     """With fork, its siblings hold the other end of its pipe: SB3 would wait forever."""
-    for at in (0, 11):
-        run_in_a_new_process(lose_a_worker, "fork", at, tmp_path / f"{at}")
+    for at, is_set_later in ((0, False), (11, False), (11, True)):
+        run_in_a_new_process(lose_a_worker, "fork", at, tmp_path / f"{at}_{is_set_later}", is_set_later)
     lose_a_worker("forkserver", 11, tmp_path / "forkserver")

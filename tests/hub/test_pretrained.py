@@ -24,7 +24,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecNorm
 from sb3_ppg import PPG, ArgumentError, MlpPolicy, RewardNormalizer
 from sb3_ppg.errors import ModelFormatError
 from sb3_ppg.export import DeterministicPolicy
-from sb3_ppg.hub import from_pretrained, load_vec_normalize, save_pretrained
+from sb3_ppg.hub import from_pretrained, save_pretrained
 from sb3_ppg.hub.pretrained import DESCRIPTION
 from sb3_ppg.hub.schema import Counters, Space, make_space, space_struct
 from tests.helpers import (
@@ -98,9 +98,9 @@ def test_normalization_comes_with_the_model(n_stack, tmp_path):
     model = PPG("MlpPolicy", environments(wrap), **SMALL).learn(64)
     save_pretrained(model, tmp_path)
     if n_stack:
-        with pytest.raises(ModelFormatError, match="load_vec_normalize"):
+        with pytest.raises(ModelFormatError, match="a new VecNormalize among them"):
             from_pretrained(tmp_path, environments(lambda venv: venv))
-        loaded = from_pretrained(tmp_path, environments(partial(load_vec_normalize, tmp_path)))
+        loaded = from_pretrained(tmp_path, environments(VecNormalize))
     else:
         before = generator_states()
         loaded = from_pretrained(tmp_path, "Pendulum-v1")
@@ -110,8 +110,10 @@ def test_normalization_comes_with_the_model(n_stack, tmp_path):
     settings = (other.gamma, other.clip_obs, other.clip_reward, other.norm_reward, other.training)
     assert settings == (0.9, 5.0, np.inf, True, True)
     raw = np.array([[0.3, -0.4, 2.0]], np.float32)
-    assert np.array_equal(ours.normalize_obs(raw), load_vec_normalize(tmp_path).normalize_obs(raw))
+    assert np.array_equal(ours.normalize_obs(raw), from_pretrained(tmp_path).get_vec_normalize_env().normalize_obs(raw))
     loaded.learn(16)
+    with pytest.raises(ModelFormatError, match=r"the shapes \{.*\(3,\)"):
+        from_pretrained(tmp_path, VecNormalize(make_vec_env("CartPole-v1")))
 
 
 @pytest.mark.parametrize(("norm_obs", "transpose_first"), [(False, False), (True, True)])
@@ -184,12 +186,11 @@ def test_what_is_not_plain_data_is_named_and_given_again(tmp_path):
         others = {key: value for key, value in custom.items() if key != name}
         with pytest.raises(ModelFormatError, match=complaint):
             save_pretrained(model, tmp_path, others)
-        for load in (from_pretrained, load_vec_normalize):
-            with pytest.raises(ModelFormatError, match=f"custom_objects={{'{name}': ...}}"):
-                load(tmp_path, custom_objects=others)
-    np.testing.assert_equal(numbers_of(load_vec_normalize(tmp_path, custom_objects=custom)), numbers_of(venv))
+        with pytest.raises(ModelFormatError, match=f"custom_objects={{'{name}': ...}}"):
+            from_pretrained(tmp_path, custom_objects=others)
     loaded = from_pretrained(tmp_path, RandomEnv(BOX, spaces.Discrete(2)), "cpu", custom_objects=custom)
     assert same(model, loaded)
+    np.testing.assert_equal(numbers_of(loaded.env), numbers_of(venv))
     assert type(loaded.policy) is Policy and loaded.lr_schedule(0.5) == schedule(0.5)
     assert any(buffer.dtype == th.int64 and buffer > 0 for buffer in loaded.policy.buffers())
 
@@ -273,8 +274,6 @@ def test_the_callers_own_mistakes_are_not_the_files(small):
         from_pretrained(small, device="cudaa")
     with pytest.raises(ModelFormatError, match=rf"user/name holds no model: there is no {DESCRIPTION}\. hub\.load fetches"):
         from_pretrained("user/name")
-    with pytest.raises(ModelFormatError, match="trained without"):
-        load_vec_normalize(small)
 
 
 def test_functions_may_read_variables_that_are_not_set(tmp_path):
@@ -294,7 +293,8 @@ def test_custom_objects_replace_arguments_as_in_load(tmp_path):
     def schedule(progress: float) -> float:
         return 1e-3
 
-    save_pretrained(small_model(learning_rate=schedule), tmp_path, {"schedule": schedule})
+    save_pretrained(small_model(learning_rate=schedule), tmp_path, {"schedule": schedule, "compile_updates": True})
+    assert from_pretrained(tmp_path, custom_objects={"schedule": schedule}).normalize_advantage is True
     mine = dict(compile_updates="auto", aux_buffer_kwargs=dict(storage="mmap", path=tmp_path / "phase"))
     loaded = from_pretrained(tmp_path, custom_objects={"learning_rate": 1e-5, "clip_range": 0.1, **mine})
     assert (loaded.learning_rate, loaded.lr_schedule(1), loaded.clip_range(1)) == (1e-5, 1e-5, 0.1)
@@ -328,14 +328,10 @@ def test_subclasses_are_not_shared_as_their_bases(tmp_path):
 
 
 def test_statistics_that_are_missing_are_warned_of(tmp_path):
-    """The model's file has none; a new VecNormalize has those of nothing."""
     model = PPG("MlpPolicy", VecNormalize(make_vec_env("CartPole-v1")), **SMALL).learn(16)
     model.save(tmp_path / "model.zip")
     with pytest.warns(UserWarning, match="was trained in a VecNormalize, whose statistics are not here"):
         save_pretrained(PPG.load(tmp_path / "model.zip"), tmp_path / "without")
-    save_pretrained(model, tmp_path / "with")
-    with pytest.warns(UserWarning, match="`env` has a new VecNormalize, without the statistics"):
-        from_pretrained(tmp_path / "with", VecNormalize(make_vec_env("CartPole-v1")))
 
 
 class TwoNormalized(Two):
@@ -371,7 +367,7 @@ def test_a_model_that_was_loaded_without_an_environment_is_shared_with_its_stati
     model = PPG("MlpPolicy", VecNormalize(DummyVecEnv([lambda: RandomEnv(BOX, spaces.Discrete(2))])), **SMALL).learn(10)
     save_pretrained(model, tmp_path / "first")
     save_pretrained(from_pretrained(tmp_path / "first"), tmp_path / "second")
-    first, second = (load_vec_normalize(tmp_path / name) for name in ("first", "second"))
+    first, second = (from_pretrained(tmp_path / name).get_vec_normalize_env() for name in ("first", "second"))
     assert np.array_equal(first.obs_rms.mean, second.obs_rms.mean) and first.obs_rms.mean.any()
 
 

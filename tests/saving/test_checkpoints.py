@@ -56,8 +56,12 @@ def test_checkpoints_are_saved_between_iterations_and_at_the_end(tmp_path):
     assert latest_checkpoint(tmp_path / "a").name == "ppg_model_56_steps.zip"
     with pytest.raises(FileNotFoundError, match=r"no checkpoint named other_\.\.\._steps.zip"):
         latest_checkpoint(tmp_path / "a", "other")
-    with pytest.raises(ArgumentError, match="`keep`=0 cannot work: use an"):
-        PhasicCheckpointCallback(1, tmp_path, keep=0)
+
+
+@pytest.mark.parametrize("name, value", [("save_freq", 0), ("save_freq", -1), ("keep", 0)])
+def test_numbers_that_cannot_work_are_refused(name, value, tmp_path):
+    with pytest.raises(ArgumentError, match=f"`{name}`={value} cannot work: use an"):
+        PhasicCheckpointCallback(**{"save_freq": 1, "save_path": tmp_path, name: value})
 
 
 def test_a_run_that_continues_logs_to_its_own_tensorboard_folder(tmp_path):

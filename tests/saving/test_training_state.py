@@ -1,4 +1,4 @@
-"""Files of a training in progress are complete or refused; full disks and kills leave the older file."""
+"""Files of a training in progress are complete or refused."""
 
 import random
 import zipfile
