@@ -33,14 +33,34 @@ from benchmarks import venvs
 from benchmarks.entries import Settings, entries_of, zoo_entry
 from benchmarks.environments import PACKAGES
 from benchmarks.harness import Experiment, Outcome, Report, defaults_of, machines, trained
-from benchmarks.scores import Task, improvements
 from sb3_ppg import PPG
 from sb3_ppg.buffers.aux_buffer import AuxBuffer
 from sb3_ppg.comparison.report import COLORS, N_LAST, VIEWS, Comparison, page, table
 from sb3_ppg.comparison.runs import short_hash
-from sb3_ppg.comparison.scores import Scores, interquartile_means
+from sb3_ppg.comparison.scores import Scores, improvements, interquartile_means
 from sb3_ppg.objectives import Objective
 from sb3_ppg.zoo.hyperparameters import hyperparameter_file
+
+
+class Task(NamedTuple):
+    """
+    An environment that is learned.
+
+    :param env_id: its name in RL Zoo
+    :param n_timesteps: length of a run
+    :param low: the return whose score is 0: what random actions reach
+    :param high: the return whose score is 1
+    """
+
+    env_id: str
+    n_timesteps: int
+    low: float
+    high: float
+
+    def scores(self, returns: np.ndarray) -> np.ndarray:
+        """Return 0 where a return is ``low``, 1 where it is ``high``."""
+        return (returns - self.low) / (self.high - self.low)
+
 
 # On the first seven, PPG's defaults were searched (results/defaults_search.md)
 SMALL = [
@@ -438,8 +458,9 @@ def pooled(matches: Sequence[Comparison], tasks: Sequence[Task], first: str) -> 
         }
         for view, returns in views.items():
             scores = scores_of(tasks, returns)
-            means, better = interquartile_means(scores), improvements({first: scores[first]}, scores[other])
-            yield [other, view, means[first], means[other], better[first]]
+            means, better = interquartile_means(scores), improvements({first: scores[first]}, scores[other])[first]
+            is_apart = not round(better.low, 2) <= 0.5 <= round(better.high, 2)  # also if there is no interval
+            yield [other, view, means[first], means[other], f"{better}{'' if is_apart else ', not apart'}"]
 
 
 def with_cold_cache(match: Comparison) -> Comparison:

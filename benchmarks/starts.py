@@ -45,8 +45,7 @@ EXAMPLES = {
     "procgen-paper": "StarpilotHard-v0",
     "procgen-npi16": "StarpilotHard-v0",
 }
-# No package for Gymnasium has these environments
-NOT_RUN = ("MinitaurBulletEnv-v0", "MinitaurBulletDuckEnv-v0")
+
 PYBULLET = "pybullet-envs-gymnasium"
 # The first pattern in an algorithm's entry makes it smaller: images take hours, and the rest shared its core with other runs
 SMALLER = {
@@ -62,7 +61,7 @@ def wanted() -> list[dict[str, Any]]:
     found = []
     for algorithm in ALGOS:
         for entry, settings in entries_of(hyperparameter_file(algorithm)).items():
-            if entry not in {*tuned_entries(algorithm), *NOT_RUN}:
+            if entry not in tuned_entries(algorithm):
                 smaller = next((sizes for name, sizes in SMALLER.items() if re.search(name, f"{algorithm}/{entry}")), {})
                 changes = {name: value for name, value in smaller.items() if settings.get(name, value) > value}
                 row = dict(algorithm=algorithm, entry=entry, settings=short_hash(json.dumps(settings | changes)))
@@ -141,8 +140,7 @@ def report(experiment: Experiment) -> Report:
         "Entries that are not tuned, started",
         "`python -m benchmarks.starts run`, `report`: RL Zoo trains each with seed 0 and one thread for whole phases, the "
         "first half of a training. Returns are the means of the first and of the last fifth of the episodes; KL and explained "
-        f"variance are those of the last auxiliary phase. {machines(experiment.rows())} Not run, because no package for "
-        f"Gymnasium has them: {', '.join(NOT_RUN)}.",
+        f"variance are those of the last auxiliary phase. {machines(experiment.rows())}",
         table([*head, "steps/s"], lines),
     )
     return {"starts.md": text}

@@ -26,7 +26,6 @@ class Member(NamedTuple):
     An algorithm under its name in RL Zoo.
 
     :param algorithm: class
-    :param about: full name
     :param preset: arguments that define this member; those of a hyperparameter file override them
     :param searched: network sizes that a hyperparameter search tries in addition to those of PPG
     :param card_imports: line of Python that the example on a model card needs
@@ -34,45 +33,38 @@ class Member(NamedTuple):
     """
 
     algorithm: type[PPG]
-    about: str
     preset: Mapping[str, Any] = {}
     searched: Mapping[str, list[int]] = {}
     card_imports: str = ""
     card_example: str = PLAY_EXAMPLE
 
 
-# Presets hold what defines the authors' algorithms: networks, phases, clipping. Numbers of epochs and samples depend on the
-# task and are in the files under `hyperparams`
+# Presets hold what defines the authors' algorithms: networks, phases, clipping, and numbers of epochs where these are part of
+# the method. Sizes of batches and rollouts depend on the task and are in the files under `hyperparams`
 DUAL, SHARED = dict(architecture="dual"), dict(architecture="shared")
 DELAYED: dict[str, Any] = dict(policy_kwargs=SHARED, max_grad_norm=0.5)
 DECOUPLED: dict[str, Any] = dict(policy_kwargs=DUAL, n_aux_epochs=0, n_value_epochs=9, max_grad_norm=0.5)
 DISTILLED: dict[str, Any] = dict(policy_kwargs=DUAL, n_policy_iterations=1, n_aux_epochs=2, max_grad_norm=5.0)
 FAMILY: dict[str, Member] = {
-    "ppg": Member(PPG, "Phasic Policy Gradient"),
+    "ppg": Member(PPG),
     "ppg_lstm": Member(
         RecurrentPPG,
-        "Phasic Policy Gradient with LSTMs",
         searched={"lstm_hidden_size": [16, 32, 64, 128, 256]},
         card_imports="import numpy as np",
         card_example=RECURRENT_EXAMPLE,
     ),
     "ppg_mask": Member(
         MaskablePPG,
-        "Phasic Policy Gradient with invalid action masking",
         card_imports="from sb3_contrib.common.maskable.utils import get_action_masks",
         card_example=MASKABLE_EXAMPLE,
     ),
-    "ppg_ewma": Member(PPG, "PPG with an averaged proximal policy (PPG-EWMA)", dict(objective="ewma")),
-    "ppg_replay": Member(
-        PPG, "PPG with replay of recent rollouts", dict(objective="decoupled", replay_kwargs=dict(policy_rollouts=3))
-    ),
-    "dcpg": Member(PPG, "Delayed-Critic Policy Gradient", dict(objective="dcpg", **DELAYED)),
-    "ddcpg": Member(PPG, "Dynamics-aware Delayed-Critic Policy Gradient", dict(objective="ddcpg", **DELAYED)),
-    "daac": Member(PPG, "Decoupled Advantage Actor-Critic", dict(objective="daac", **DECOUPLED)),
-    "idaac": Member(PPG, "Invariant Decoupled Advantage Actor-Critic", dict(objective="idaac", **DECOUPLED)),
-    "dna": Member(
-        PPG, "Dual Network Architecture", dict(objective="dna", gae_lambda=0.8, n_epochs=2, n_value_epochs=1, **DISTILLED)
-    ),
+    "ppg_ewma": Member(PPG, dict(objective="ewma")),
+    "ppg_replay": Member(PPG, dict(objective="decoupled", replay_kwargs=dict(policy_rollouts=3))),
+    "dcpg": Member(PPG, dict(objective="dcpg", **DELAYED)),
+    "ddcpg": Member(PPG, dict(objective="ddcpg", **DELAYED)),
+    "daac": Member(PPG, dict(objective="daac", **DECOUPLED)),
+    "idaac": Member(PPG, dict(objective="idaac", **DECOUPLED)),
+    "dna": Member(PPG, dict(objective="dna", gae_lambda=0.8, n_epochs=2, n_value_epochs=1, **DISTILLED)),
 }
 # Values of PPG's paper (appendix A, https://arxiv.org/abs/2009.04416) that differ from the defaults, for any task
 PAPERS_VALUES: dict[str, Any] = dict(

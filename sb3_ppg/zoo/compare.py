@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import copy
 import json
 import re
 import shlex
@@ -15,7 +16,7 @@ import pandas as pd
 import yaml
 from huggingface_sb3 import EnvironmentName
 from rl_zoo3 import ALGOS
-from rl_zoo3.utils import StoreDict, get_wrapper_class
+from rl_zoo3.utils import StoreDict
 from stable_baselines3.common.utils import get_device
 
 from sb3_ppg.arguments import check_value, count
@@ -28,6 +29,9 @@ from sb3_ppg.errors import ArgumentError, nearest, raised_as
 from sb3_ppg.saving.files import atomic_writes
 from sb3_ppg.zoo.environments import environment_maker, imported
 from sb3_ppg.zoo.manager import Manager
+
+# Options of `train` that cannot be the same for all runs, or would not be those that the page lists
+NOT_OF_ALL = ("--algo", "--seed", "--run-folder", "--log-folder", "--storage", "--study-name", "--trial-id")
 
 
 def parse() -> tuple[argparse.Namespace, list[str]]:
@@ -46,8 +50,8 @@ def parse() -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("-f", "--folder", type=Path, help="where to write (default: logs/compare/ENV)")
     args, others = parser.parse_known_args()
     for word in others:
-        if word.partition("=")[0] in ("--algo", "--seed", "--run-folder", "--log-folder"):
-            raise ArgumentError(f"{word} cannot work: use --algos, --seeds, and -f for the folder")
+        if word.partition("=")[0] in NOT_OF_ALL:
+            raise ArgumentError(f"{word} cannot work: use --algos, --seeds, -f for the folder, -params for a trial's values")
     for name in ("n_timesteps", "seeds", "jobs"):
         if (value := getattr(args, name)) is not None:
             check_value(name, value, count(1))
@@ -63,8 +67,8 @@ def parse() -> tuple[argparse.Namespace, list[str]]:
     check_value("eval_episodes", args.eval_episodes, count(1))
     # One environment for each episode, unless `others` has fewer; evaluations are ours, which stop the clock
     n_episodes = str(args.eval_episodes)
-    evaluated = ["--eval-episodes", n_episodes, "--n-eval-envs", n_episodes, *others, "--eval-freq", "-1"]
-    return args, ["--env", args.env, "-n", str(args.n_timesteps), *evaluated]
+    with_evaluations = ["--eval-episodes", n_episodes, "--n-eval-envs", n_episodes, *others, "--eval-freq", "-1"]
+    return args, ["--env", args.env, "-n", str(args.n_timesteps), *with_evaluations]
 
 
 def contestant(name: str, args: argparse.Namespace) -> tuple[list[str], list[str], dict[str, Any]]:
@@ -80,18 +84,16 @@ def contestant(name: str, args: argparse.Namespace) -> tuple[list[str], list[str
         raise ArgumentError(f"{name!r} cannot work: write a variant as 'ppg: n_epochs=3 ent_coef=0.01'")
     values = {key: _value(text) for key, _, text in [*(text.partition(":") for text in args.hyperparams), *pairs]}
     config = args.conf_file.get(algorithm) or (str(_defaults(args, algorithm)) if args.defaults else None)
-    with contextlib.redirect_stdout(None):
-        options: dict[str, Any] = dict(eval_freq=-1, verbose=0, config=config, hyperparams=values)
+    options: dict[str, Any] = dict(eval_freq=-1, verbose=0, config=config, hyperparams=values, env_kwargs=args.env_kwargs)
+    with contextlib.redirect_stdout(None), patch.object(Manager, "dataset", args.dataset):
         manager = Manager(argparse.Namespace(), algorithm, args.env, "", **options)
-        with patch.object(Manager, "dataset", args.dataset):
-            settings, _ = manager.read_hyperparameters()
+        settings, _ = manager.read_hyperparameters()
+        settings = {key: value for key, value in settings.items() if key != "callback"}  # not used here
         if ALGOS[algorithm].__module__.startswith(("sb3_ppg.", "stable_baselines3.", "sb3_contrib.")):  # not a user's **kwargs
             manager._check_names(settings)
-        if manager.is_ours:
-            manager._preprocess_schedules({**settings})
-    settings = {key: value for key, value in settings.items() if key not in ("n_timesteps", "callback")}  # not used here
-    for key in ("env_wrapper", "vec_env_wrapper"):
-        get_wrapper_class(settings, key)  # imports the modules
+        with raised_as(ArgumentError, f"{name!r} cannot work", ImportError):
+            manager._preprocess_hyperparams(copy.deepcopy(settings))
+    del settings["n_timesteps"]  # nor this
     params = [f"{key}:{value!r}" for key, value in values.items()]
     return ["--algo", algorithm, *(["-conf", config] if config else [])], params, settings
 
@@ -111,7 +113,8 @@ def main() -> None:
         # The folder's name depends on options, settings, and the source of the environment, of the algorithm and of
         # hyperparameters in Python, because functions may have changed there
         algorithm = ALGOS[name.partition(":")[0]]
-        code = [_source(module) for module in (environment.__module__, algorithm.__module__, *options)]
+        modules = (environment.__module__, algorithm.__module__, *options)  # a word of `options` may be a module or a file
+        code = [_source(module) for module in modules]
         content = short_hash(yaml.dump([options, params, others, settings, code]))
         folders[name] = f"{re.sub('[^-a-z0-9._=]+', '_', name)[:60]}_{content}"
     looks_file = args.folder / f"looks_{short_hash(' '.join(folders.values()))}.json"

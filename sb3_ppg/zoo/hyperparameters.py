@@ -13,7 +13,7 @@ from rl_zoo3.hyperparams_opt import convert_offpolicy_params, convert_onpolicy_p
 
 import sb3_ppg
 from sb3_ppg import ImpalaCNN, MinAtarCNN
-from sb3_ppg.family import FAMILY, with_preset
+from sb3_ppg.family import FAMILY
 from sb3_ppg.offline import BCQ
 from sb3_ppg.zoo.environments import PROCGEN_IDS
 
@@ -44,7 +44,7 @@ def entry_of(env_id: str, config: str) -> str:
     return family if env_id not in entries and family in entries else env_id
 
 
-def evaluated(expression: str) -> Any:
+def eval_expression(expression: str) -> Any:
     """Evaluate Python in a hyperparameter file, which knows the names in the Zoo's ``exp_manager``, and our extractors."""
     return eval(expression, {**vars(rl_zoo3.exp_manager), "ImpalaCNN": ImpalaCNN, "MinAtarCNN": MinAtarCNN})
 
@@ -63,8 +63,8 @@ def sample_params(
 ) -> dict[str, Any]:
     """
     Choose hyperparameters for a trial, as one of the Zoo's samplers. If the trial's budget is known, at least three phases fit
-    into it: with fewer, the auxiliary phase would hardly contribute to the score. Arguments that define a member of the family
-    are not searched.
+    into it: with fewer, the auxiliary phase would hardly contribute to the score. Of a member's preset, architecture and
+    numbers of policy iterations, value epochs and auxiliary epochs are not searched; the rest is.
     """
     longest = LONGEST_PHASE_POW
     if (budget := trial.user_attrs.get(BUDGET)) is not None:
@@ -97,12 +97,13 @@ def sample_params(
         trial.suggest_categorical(name, choices)
     sampled = convert_params(zoo_name, trial.params)
     for name in ("gamma", "gae_lambda", "n_steps", "n_policy_iterations", "batch_size"):
-        trial.set_user_attr(name, sampled[name])
+        if name in sampled:
+            trial.set_user_attr(name, sampled[name])
     return sampled
 
 
 def convert_params(zoo_name: str, sampled_params: dict[str, Any]) -> dict[str, Any]:
-    """Convert the values that Optuna stores of a trial to arguments of the member's algorithm."""
+    """Convert the values that Optuna stores of a trial to arguments of the member's algorithm, without its preset."""
     hyperparams = convert_onpolicy_params(sampled_params)
     longest_pow = hyperparams.pop("longest_phase_pow") - sampled_params["n_steps_pow"]
     hyperparams["n_policy_iterations"] = 2 ** min(hyperparams.pop("n_policy_iterations_pow"), longest_pow)
@@ -113,7 +114,7 @@ def convert_params(zoo_name: str, sampled_params: dict[str, Any]) -> dict[str, A
     for name in ("architecture", *FAMILY[zoo_name].searched):
         if name in hyperparams:
             hyperparams["policy_kwargs"][name] = hyperparams.pop(name)
-    return with_preset(zoo_name, hyperparams)
+    return hyperparams
 
 
 def sample_params_of_bcq(trial: optuna.Trial, n_actions: int, n_envs: int, additional_args: dict[str, Any]) -> dict[str, Any]:

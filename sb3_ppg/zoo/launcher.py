@@ -13,7 +13,7 @@ from unittest.mock import patch
 
 from sb3_ppg import __version__
 from sb3_ppg.errors import ArgumentError, HubError, ModelFormatError, ProcessGroupError, missing_extras_named, nearest
-from sb3_ppg.zoo.environments import imported
+from sb3_ppg.zoo.environments import environment_maker, imported
 
 ALGO = ["--algo", "ppg"]
 IN_LOGS = [*ALGO, "-f", "logs"]
@@ -29,7 +29,7 @@ class Script(NamedTuple):
 
 
 SCRIPTS = {
-    "train": Script("train an agent, or search for hyperparameters (-optimize)", "sb3_ppg.zoo.scripts:train", "-i"),
+    "train": Script("train an agent, or search for hyperparameters (-optimize)", "rl_zoo3.train:train", "-i"),
     "enjoy": Script("watch a trained agent, or evaluate it", "rl_zoo3.enjoy", "-f"),
     "report": Script("evaluate an agent, draw its learning curve and diagnose its run", "sb3_ppg.zoo.scripts:report", "-f"),
     "record_video": Script("record a trained agent", "rl_zoo3.record_video", "-f"),
@@ -123,10 +123,12 @@ def run(name: str, arguments: list[str]) -> None:
             stack.enter_context(patch.multiple(Manager, **options))
         elif options.get("run_folder"):
             arguments = [*stack.enter_context(agent_of_run(Path(options["run_folder"]))), *arguments]
-        if script.agent is not None:  # a module may add the agent's algorithm, which the script's parser must know
-            packages = ArgumentParser(add_help=False, allow_abbrev=False)
-            packages.add_argument("--gym-packages", nargs="+", type=imported)
-            packages.parse_known_args(arguments)
+        if script.agent is not None:
+            of_agent = ArgumentParser(add_help=False, allow_abbrev=False)
+            # A module may add the agent's algorithm, which the script's parser must know
+            of_agent.add_argument("--gym-packages", nargs="+", type=imported)
+            of_agent.add_argument("--env", default="CartPole-v1")
+            environment_maker(of_agent.parse_known_args(arguments)[0].env)
         stack.enter_context(children_through_our_launcher([module.__name__ for module in options.get("gym_packages", [])]))
         stack.enter_context(acting_with_epsilon(options.get("epsilon", 0.0)))
         # Our defaults come first: where an option is given twice, the last one counts

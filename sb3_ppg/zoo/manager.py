@@ -47,7 +47,7 @@ from sb3_ppg.saving.files import package_version
 from sb3_ppg.saving.training_state import files_of_processes, generators_kept
 from sb3_ppg.zoo.diagnosis import LogFile
 from sb3_ppg.zoo.environments import PROCGEN_IDS
-from sb3_ppg.zoo.hyperparameters import BUDGET, OFFLINE, entry_of, evaluated, hyperparameter_file
+from sb3_ppg.zoo.hyperparameters import BUDGET, OFFLINE, entry_of, eval_expression, hyperparameter_file
 from sb3_ppg.zoo.resuming import (
     SAME,
     check_same,
@@ -144,8 +144,6 @@ class Manager(ExperimentManager):
             print("Loading the best trial of the study" if self.trial_id is None else f"Loading trial {self.trial_id}")
             with raised_as(ArgumentError, f"no such trial of study {self.study_name!r} in {self.storage}", ImportError):
                 trial = self.load_trial(self.storage, self.study_name, self.trial_id)
-            if trial.get("noise_type", "") is None:  # rl_zoo3 2.9.2 would give it to TD3 and DDPG; the trial had the file's
-                trial = {name: value for name, value in trial.items() if name not in OF_THE_NOISE}
             networks = trial.pop("policy_kwargs", {}) if self.is_ours or self.algo in OFFLINE else {}
             self.custom_hyperparams = {**trial, **(self.custom_hyperparams or {})}
             self.trial_id = None  # it is loaded; rl_zoo3 2.9.2 takes trial 0 for no trial, and no trial for no study
@@ -206,7 +204,7 @@ class Manager(ExperimentManager):
         if self.is_ours or self.algo in OFFLINE:
             self._check_names(hyperparams)
         if isinstance(hyperparams.get("policy_kwargs"), str):
-            hyperparams["policy_kwargs"] = evaluated(hyperparams["policy_kwargs"])
+            hyperparams["policy_kwargs"] = eval_expression(hyperparams["policy_kwargs"])
         hyperparams, *others = super()._preprocess_hyperparams(hyperparams)
         if self.algo in OFFLINE:
             self.n_envs = 1  # the Zoo divides frequencies by this, but BCQ steps no environment
@@ -324,8 +322,8 @@ class Manager(ExperimentManager):
     @override
     def create_callbacks(self) -> None:
         """Make evaluations use action masks, also in comparisons, and keep the earlier evaluations of a continued run."""
-        # `_Evaluations` compares with the steps of training, which those from recorded data do not have
-        evaluating = EvalCallback if self.algo in OFFLINE else _Evaluations
+        # `_EvalCallback` compares with the steps of training, which those from recorded data do not have
+        evaluating = EvalCallback if self.algo in OFFLINE else _EvalCallback
         with patch.object(rl_zoo3.exp_manager, "EvalCallback", evaluating):
             super().create_callbacks()
         for callback in self.callbacks:
@@ -472,7 +470,7 @@ class Manager(ExperimentManager):
             return sampled | with_networks(self._hyperparams, sampled.get("policy_kwargs", {}))
 
         own = {self.algo: sample} if self.is_ours or self.algo in OFFLINE else {}
-        evaluating = TrialEvalCallback if self.algo in OFFLINE else _TrialEvaluations
+        evaluating = TrialEvalCallback if self.algo in OFFLINE else _TrialEvalCallback
         with patch.object(rl_zoo3.exp_manager, "TrialEvalCallback", evaluating), patch.dict(samplers, own):
             super().hyperparameters_optimization()
         if self.study is not None:  # its trials have run in this process
@@ -500,7 +498,7 @@ class Manager(ExperimentManager):
 def with_networks(hyperparams: dict[str, Any], networks: dict[str, Any], is_kept: bool = False) -> dict[str, Any]:
     """Return ``policy_kwargs`` merged with those of a trial, which take precedence unless ``is_kept``."""
     given: Any = hyperparams.get("policy_kwargs") or {}
-    given = evaluated(given) if isinstance(given, str) else given
+    given = eval_expression(given) if isinstance(given, str) else given
     return {"policy_kwargs": networks | given if is_kept else given | networks}
 
 
@@ -529,7 +527,7 @@ def load_prior(path: Path, model: PPG) -> BaseAlgorithm:
     return agent
 
 
-class _Evaluations(MaskableEvalCallback):
+class _EvalCallback(MaskableEvalCallback):
     """
     Evaluates under action masks if the model takes them. Gives up an evaluation with an episode of more steps than ``LONGEST``
     and the training: in some environments, such as the game 2048, an agent may repeat an action without effect forever.
@@ -565,7 +563,7 @@ class _EndlessEpisode(Exception):
     """Raised in an evaluation that would not end."""
 
 
-class _TrialEvaluations(TrialEvalCallback, _Evaluations):
+class _TrialEvalCallback(TrialEvalCallback, _EvalCallback):
     """Evaluates the trials of a search."""
 
     @override

@@ -36,7 +36,7 @@ from sb3_ppg import PPG, MaskablePPG
 from sb3_ppg.errors import ArgumentError, nearest
 from sb3_ppg.family import FAMILY
 from sb3_ppg.saving.files import WRITTEN_BY, saved_attributes
-from sb3_ppg.zoo.environments import CutEpisodes, environment_maker, register_environments
+from sb3_ppg.zoo.environments import CutEpisodes, register_environments
 from sb3_ppg.zoo.hyperparameters import CONVERTERS, OFFLINE, SAMPLERS
 from sb3_ppg.zoo.manager import Manager
 
@@ -143,7 +143,6 @@ def latest_model() -> Iterator[None]:
         return max((int(number) for name, _, number in runs if name == env_name and number.isdecimal()), default=0)
 
     def explained(exp_id: int, folder: str, algo: str, env_name: EnvironmentName, *which: Any) -> tuple[str, str, str]:
-        environment_maker(env_name.gym_id)
         try:
             found = get_model_path(exp_id, folder, algo, env_name, *which)
         except (AssertionError, ValueError) as error:

@@ -155,8 +155,9 @@ def restore_evaluations(callback: EvalCallback, n_steps: int) -> None:
 def sigterm_blocked_in_children() -> Iterator[None]:
     """
     Block SIGTERM in processes that are started within the block. ``timeout``, torchrun and Slurm often send it to a command
-    and all its children, but the run still needs its workers to finish an iteration, and then ends them itself. If the signal
-    arrives within the block, this process receives it afterwards.
+    and all its children, but the run still needs its workers to finish an iteration, and then ends them itself. Among them is
+    multiprocessing's fork server, without which no exit code of a worker would be known. If the signal arrives within the
+    block, this process receives it afterwards.
     """
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield

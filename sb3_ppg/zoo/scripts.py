@@ -14,7 +14,6 @@ from unittest.mock import patch
 
 import gymnasium
 import numpy as np
-import rl_zoo3.train
 import torch as th
 import yaml
 from huggingface_sb3 import EnvironmentName
@@ -42,15 +41,6 @@ from sb3_ppg.zoo.registration import ffmpeg_on_path
 from sb3_ppg.zoo.resuming import n_steps_of
 
 OFF_POLICY = {name for name, algorithm in ALGOS.items() if issubclass(algorithm, OffPolicyAlgorithm)} - {*OFFLINE}
-
-
-def train() -> None:
-    """Run the script, if its environment exists."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--env", default="CartPole-v1")
-    args, _ = parser.parse_known_args()
-    environment_maker(args.env)
-    rl_zoo3.train.train()
 
 
 def acting_with_epsilon(epsilon: float) -> AbstractContextManager:

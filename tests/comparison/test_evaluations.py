@@ -212,7 +212,7 @@ def test_the_clock_is_not_asked_at_each_step_of_an_off_policy_algorithm(tmp_path
 
 
 def test_a_run_that_continues_keeps_the_rows_until_its_checkpoint(tmp_path):
-    model = PPO("MlpPolicy", make_vec_env(Remembering, seed=0, env_kwargs=dict(work=0.002)), **ROLLOUT)
+    model = PPG("MlpPolicy", make_vec_env(Remembering, seed=0, env_kwargs=dict(work=0.002)), **ROLLOUT)
     before = recorded(model, Remembering, tmp_path)
     model.num_timesteps, model._taken = 176, (100.0, 7.0)  # as in a checkpoint, with what its process had compiled
     after = recorded(model, Remembering, tmp_path, n_steps=144)

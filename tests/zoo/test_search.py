@@ -12,6 +12,7 @@ from stable_baselines3 import PPO
 from stable_baselines3.common.env_util import make_vec_env
 
 from sb3_ppg import PPG
+from sb3_ppg.family import with_preset
 from sb3_ppg.zoo import ALGOS
 from sb3_ppg.zoo.hyperparameters import CONVERTERS, SAMPLERS, hyperparameter_file
 from tests.helpers import run
@@ -42,8 +43,18 @@ def test_every_sampled_model_can_be_made(algo):
         trial = study.ask()
         sampled = SAMPLERS[algo](trial, n_actions=2, n_envs=4, additional_args={})
         assert sampled == CONVERTERS[algo](trial.params) and sampled["batch_size"] <= 4 * sampled["n_steps"]
-        assert ("value_learning_rate" in sampled) == (sampled.get("n_value_epochs") is not None)
-        ALGOS[algo](policy, make_vec_env("CartPole-v1", 4), **sampled)
+        settings = with_preset(algo, sampled)
+        assert ("value_learning_rate" in sampled) == (settings.get("n_value_epochs") is not None)
+        ALGOS[algo](policy, make_vec_env("CartPole-v1", 4), **settings)
+
+
+def test_a_search_keeps_what_the_file_says_instead_of_the_preset(tmp_path, monkeypatch):
+    """DAAC's preset has nine value epochs, its entry for CartPole four."""
+    made: list[int] = []
+    monkeypatch.setattr(PPG, "learn", lambda model, *_, **__: made.append(model.n_value_epochs))
+    options = "-optimize -n 64 --n-trials 1 --n-evaluations 1 --no-optim-plots".split()
+    run("train", "--algo", "daac", "--env", "CartPole-v1", *options, cwd=tmp_path)
+    assert made == [4]
 
 
 def test_a_short_search_is_warned_of_and_runs(tmp_path):
@@ -94,13 +105,3 @@ def test_trials_of_other_algorithms_are_trained_again_as_they_were(tmp_path):
     (file,) = tmp_path.glob("logs/ppo/*/CartPole-v1.zip")
     model = PPO.load(file, device="cpu")
     assert {*model.policy_kwargs} == {"net_arch", "activation_fn"}
-
-
-def test_a_trial_without_noise_is_trained_again(tmp_path, monkeypatch):
-    """The noise that the trial lacks is that of the file."""
-    monkeypatch.chdir(tmp_path)
-    study = optuna.create_study(study_name="s", storage=JournalStorage(JournalFileBackend("s.log")))
-    study.enqueue_trial({"noise_type": None})
-    command = ("train", "--algo", "td3", "--env", "Pendulum-v1", "-n", "64", "--storage", "s.log", "--study-name", "s")
-    run(*command, "-optimize", "--n-trials", "1", "--n-evaluations", "1", "--eval-episodes", "1", "--no-optim-plots")
-    assert "Loading the best trial" in run(*command, "--eval-freq", "-1")
