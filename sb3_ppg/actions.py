@@ -138,9 +138,7 @@ class Actions:
 
     def check_conversion(self, distribution: Distribution) -> None:
         """Raise an ``ArgumentError`` if ``for_environments`` does not undo ``from_environments``, or one of them fails."""
-        low, high = bounds(self.space)
-        low = np.where(np.isfinite(low), low, np.minimum(high, 1.0) - 2.0) + np.zeros(self.space.shape)
-        high = np.where(np.isfinite(high), high, low + 2.0)
+        low, high = (bound + np.zeros(self.space.shape) for bound in bounds(self.space))
         shares = np.array([0.0, 0.3, 0.5, 1.0]).reshape(-1, *[1] * low.ndim)
         examples = (1 - shares) * low + shares * high  # their difference may be too large
         actions = th.as_tensor(examples, device="cpu").to(dtype_of(self.space))

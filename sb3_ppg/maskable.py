@@ -82,10 +82,6 @@ class MaskablePhasicActorCriticPolicy(PhasicActorCriticPolicy):
         """Choose actions as ``PhasicActorCriticPolicy`` does, under masks, which may be the fifth argument."""
         return super().predict(observation, state, episode_start, deterministic, action_masks=action_masks)
 
-    @override
-    def network_inputs(self, batch: Any) -> tuple:
-        return batch.observations, batch.action_masks
-
 
 class MaskablePhasicActorCriticCnnPolicy(PhasicActorCriticCnnPolicy, MaskablePhasicActorCriticPolicy):
     """``MaskablePhasicActorCriticPolicy`` for images, by default with SB3's ``NatureCNN``."""

@@ -272,13 +272,13 @@ class PhasicInterface(OnPolicyAlgorithm):
     def aux_samples_per_batch(self) -> int:
         """Return the number of samples in an auxiliary minibatch, by default a sixteenth of a rollout."""
         # With memory, a sixteenth of a phase, because samples of a sequence are similar
-        n_samples = self.aux_buffer.n_samples if self.policy.has_memory else self.n_steps * self.n_envs
+        n_samples = self.aux_buffer.n_samples if self.policy.state_keys else self.n_steps * self.n_envs
         return self.aux_batch_size or max(math.ceil(n_samples / 16), self.batch_size)
 
     def aux_sequences(self) -> tuple[bool, int]:
         """Return whether the sequences of an auxiliary phase are single samples, and their number in a minibatch."""
         size, objective = self.aux_samples_per_batch(), self.objective
-        needs_sequences = self.policy.has_memory or objective.needs_whole_sequences
+        needs_sequences = self.policy.state_keys or objective.needs_whole_sequences
         single_samples = not needs_sequences and (not objective.shuffles_sequences or size < self.n_steps)
         return single_samples, math.ceil(size / (1 if single_samples else self.n_steps))
 

@@ -232,7 +232,7 @@ class PPG(PhasicAlgorithm):
 
     def latest_rollout(self) -> Rollout:
         """Return a copy of the rollout that was collected."""
-        return Rollout.of(self.rollout_buffer, self.rollout_end)
+        return Rollout.of(self.rollout_buffer, self.rollout_end, states=self.policy.state_keys)
 
     def _prepare(self, latest: Rollout, kinds: Sequence[Kind]) -> Rollout:
         """

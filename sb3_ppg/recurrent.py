@@ -125,13 +125,13 @@ class RecurrentPPG(PPG):
         states of the current network after the last rollout, (n_envs, 4, n_layers, hidden size).
         """
         self.policy.set_training_mode(False)
-        _, n_sequences = self.aux_sequences()
-        rollouts, n_sequences = self.aux_buffer.rollouts, longest_equal_part(self.n_envs, n_sequences)
+        rollouts, (_, n_sequences) = self.aux_buffer.rollouts, self.aux_sequences()
+        n_batches = self.n_envs // longest_equal_part(self.n_envs, n_sequences)
         for rollout in rollouts:
             rollout.arrays["lstm_states"] = rollout.arrays["lstm_states"].copy()  # files are read-only
         # Each rollout yields the states with which the next one begins
         for rollout, following in zip_longest(rollouts, rollouts[1:]):
-            parts = np.split(np.arange(self.n_envs), self.n_envs // n_sequences)
+            parts = np.split(np.arange(self.n_envs), n_batches)
             states = [
                 pack_states(self.policy.states_after(*self.policy.network_inputs(batch))).cpu().numpy()
                 for batch in batches([rollout], parts, self.n_steps, self.device)

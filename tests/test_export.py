@@ -94,7 +94,7 @@ def assert_acts_as(model: PPG, program: Callable[..., list[np.ndarray]]) -> None
     leaf_spaces = [space for _, space in leaves(model.action_space)]
     for n in (1, 5):
         memory: dict = {}
-        if model.policy.has_memory:
+        if model.policy.state_keys:
             lstm, states, rng = model.policy.lstm_actor, None, np.random.default_rng(0)
             memory = dict.fromkeys(("hidden", "cell"), np.zeros((lstm.num_layers, n, lstm.hidden_size), np.float32))
         for step in range(5 if memory else 1):

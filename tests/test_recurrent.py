@@ -277,6 +277,7 @@ def test_what_cannot_work_is_refused_by_name():
     for kwargs, message in (
         (dict(policy_kwargs=networks[0]), "shared_lstm.*contradicts.*'dual'.*'detached'"),
         (dict(policy_kwargs=networks[1]), "shared_lstm.*contradicts.*'shared'.*'dual'"),
+        (dict(policy_kwargs=dict(shared_lstm=True, enable_critic_lstm=True)), "enable_critic_lstm.*contradicts.*'dual'"),
         (dict(policy_kwargs=dict(lstm_kwargs=dict(bidirectional=True))), "lstm_kwargs.*bidirectional"),
         (dict(n_steps=7, batch_size=6), "`batch_size`=6 cannot work.*equal parts of `n_steps`=7 steps, and here of 1 at most"),
         (dict(recompute_states="yes"), "`recompute_states`='yes' cannot work"),

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 import torch as th
 from gymnasium import spaces
-from gymnasium.wrappers import TransformObservation
+from gymnasium.wrappers import FlattenObservation, TransformObservation
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.monitor import Monitor
@@ -264,7 +264,10 @@ def test_returns_of_components_begin_again_with_the_episodes():
         np.testing.assert_allclose(np.dot([1, 10], episode["vector_return"]), episode["r"], atol=1e-4)
 
 
-@pytest.mark.parametrize("make", [VectorRewardEnv, ListReward, lambda: Monitor(ListReward())])
+SINGLE = [VectorRewardEnv, ListReward, lambda: Monitor(ListReward()), lambda: FlattenObservation(Monitor(ListReward()))]
+
+
+@pytest.mark.parametrize("make", SINGLE)
 def test_a_single_environment_is_wrapped(make, tmp_path):
     model = PPG("MlpPolicy", make(), reward_weights=[1.0, 2.0], **SMALL)
     model.save(tmp_path / "model")

@@ -118,12 +118,12 @@ class AuxBuffer:
 
     def check_room(self, rollout_buffer: RolloutBuffer, keys: Iterable[str], n_rollouts: int) -> None:
         """
-        Refuse to begin if the memory, or the disk, cannot hold the arrays with these names of so many further rollouts.
-
+        Refuse to begin if the memory, or the disk, cannot hold the arrays with these names of so many further rollouts, those
+        of each step: states, which are kept once, are small.
         :raises ArgumentError: with the sizes, and what to do
         """
         step = Rollout.of(rollout_buffer, steps=slice(1))
-        step_bytes = n_bytes(step.select({*keys} & {*step.arrays} - {*step.states}).arrays)  # states are kept once
+        step_bytes = n_bytes(step.select({*keys} & {*step.arrays}).arrays)
         needed = n_rollouts * rollout_buffer.buffer_size * step_bytes
         remedy = (
             f"reduce `n_policy_iterations`, `n_steps` (now {rollout_buffer.buffer_size}) or the number of environments "

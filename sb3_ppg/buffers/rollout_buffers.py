@@ -211,7 +211,6 @@ def component_summary(rollout: Rollout, policy: PhasicActorCriticPolicy) -> dict
 class SequenceRolloutBuffer(RolloutBuffer):
     """A rollout buffer that stores the LSTMs' states of each step."""
 
-    states: ClassVar[tuple[str, ...]] = ("lstm_states",)
     states_shape: tuple[int, ...] = (4, 0, 0)  # (4, n_layers, hidden size), once the network is there
 
     @override

@@ -72,13 +72,20 @@ class Rollout:
     uses: Counter[Kind] = field(default_factory=Counter)
 
     @classmethod
-    def of(cls, buffer: RolloutBuffer, end: RolloutEnd | None = None, steps: slice = slice(None)) -> Self:
+    def of(
+        cls,
+        buffer: RolloutBuffer,
+        end: RolloutEnd | None = None,
+        steps: slice = slice(None),
+        states: tuple[str, ...] = (),
+    ) -> Self:
         """
         Copy the arrays of a full buffer. Nothing else depends on their order, (n_steps, n_envs, ...). In a buffer that was
         reset by ``reset_rollout_buffer``, views of the copies replace the original arrays one by one, to save memory.
 
         :param end: state after the rollout. None: it is not known, and nothing needs it
         :param steps: some of the steps
+        :param states: see ``Rollout``
         """
         _undo_get(buffer)
         found, arrays = arrays_by_step(buffer), {}
@@ -94,7 +101,7 @@ class Rollout:
         last = {} if end is None else end._asdict()
         last |= last.pop("memory", None) or {}
         arrays |= {f"last_{name}": map_arrays(lambda array: np.array(array)[:, None], tree) for name, tree in last.items()}
-        return cls(arrays, getattr(type(buffer), "states", ()))
+        return cls(arrays, states)
 
     def select(self, names: Iterable[str]) -> "Rollout":
         """Return a rollout with these arrays alone."""
@@ -295,8 +302,7 @@ def reset_rollout_buffer(rollout_buffer: RolloutBuffer) -> None:
     Reset a rollout buffer, and note in its ``replaceable`` which arrays the reset has created. Until the next reset, which
     will create them again instead of writing to the old ones, ``Rollout.of`` may replace them.
     """
-    if vars(rollout_buffer).pop("has_prior", False):
-        del vars(rollout_buffer)["prior"]  # of the rollout before
+    vars(rollout_buffer).pop("prior", None)  # of the rollout before
     before = {**vars(rollout_buffer)}
     rollout_buffer.reset()
     assigned = {name: value for name, value in vars(rollout_buffer).items() if value is not before.get(name)}

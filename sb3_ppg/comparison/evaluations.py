@@ -34,7 +34,8 @@ class ProcessorClock:
     def __call__(self) -> float:
         """Return the time."""
         began = time.process_time()
-        seconds = sum(os.times()[:4])  # with those of its children that have ended, which psutil does not have on macOS
+        # With those of its children that have ended, which psutil does not have on macOS. `os.times` counts in hundredths
+        seconds = began + sum(os.times()[2:4])
         for process in psutil.Process().children(recursive=True):
             with suppress(psutil.Error):  # it has ended in the meantime
                 seconds += sum(process.cpu_times()[:4])

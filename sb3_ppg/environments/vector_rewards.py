@@ -6,6 +6,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
+from stable_baselines3.common.env_util import unwrap_wrapper
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 from typing_extensions import override
@@ -29,6 +30,8 @@ class VectorRewards(gym.Wrapper):
         Box of shape (K,)
     :param weights: a number for each component. None: ``PPG`` will set them
     """
+
+    weights: Any = None
 
     def __init__(self, env: gym.Env, weights: Sequence[float] | None = None):
         super().__init__(env)
@@ -90,9 +93,7 @@ class DrawnWeights(VectorRewards):
     @override
     def set_reward_weights(self, weights: Sequence[float] | None) -> None:
         """Set the weights of all episodes from the next one on; None: draw them for each episode."""
-        current = getattr(self, "weights", None)
-        super().set_reward_weights(weights)
-        self.chosen_weights, self.weights = self.weights, current
+        self.chosen_weights = None if weights is None else np.asarray(weights, dtype=np.float64)
 
     @override
     def reset(self, *, seed: int | None = None, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
@@ -117,8 +118,8 @@ def tell_weights(env: VecEnv, weights: Sequence[float]) -> None:
     """Set the weights of vector rewards in environments; wrap a single one in ``VectorRewards``, inside its ``Monitor``."""
     base_env = innermost(env)
     if isinstance(base_env, DummyVecEnv) and base_env.num_envs == 1 and not env.has_attr("set_reward_weights"):
-        (monitor,) = base_env.envs
-        if isinstance(monitor, Monitor):
+        monitor = unwrap_wrapper(base_env.envs[0], Monitor)
+        if monitor is not None:
             monitor.env = VectorRewards(monitor.env)
     if hasattr(base_env, "set_reward_weights"):  # a `GymnasiumVecEnv`, whose environments may be `VectorRewards`
         base_env.set_reward_weights(weights)

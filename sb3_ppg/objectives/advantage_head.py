@@ -139,7 +139,7 @@ class OrderObjective(AdvantageHeadObjective):
     @override
     def check(self, policy: PhasicActorCriticPolicy, arguments: Any) -> None:
         super().check(policy, arguments)
-        if policy.has_memory:
+        if policy.state_keys:
             raise ArgumentError(f"{type(self).__name__} cannot work with LSTMs: it compares single frames")
         require(arguments, not replays(arguments), "replay_kwargs", "the levels of older frames are forgotten; use None")
 

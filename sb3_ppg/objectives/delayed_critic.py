@@ -101,7 +101,7 @@ class DynamicsObjective(DelayedCriticObjective):
     def check(self, policy: PhasicActorCriticPolicy, arguments: Any) -> None:
         super().check(policy, arguments)
         name = type(self).__name__
-        if policy.has_memory:
+        if policy.state_keys:
             raise ArgumentError(f"{name} cannot work with LSTMs: it evaluates the frame after a sequence alone")
         if looks_at_the_batch(policy):
             raise ArgumentError(

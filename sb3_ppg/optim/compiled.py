@@ -389,7 +389,7 @@ def reason_against(policy: PhasicActorCriticPolicy, objective: Objective) -> str
         return f"this needs torch 2.13, and {th.__version__} is installed"
     if policy.device.type not in ("cpu", "cuda"):
         return f"this is for CPUs and NVIDIA GPUs, not for {policy.device}"
-    if policy.has_memory:
+    if policy.state_keys:
         return "torch does not compile LSTMs"
     if objective.adversary_optimizer is not None:
         return f"{type(objective).__name__} has an adversary, which takes steps of its own"

@@ -108,9 +108,9 @@ def head_loss(
     Return the loss of a value head: that of its method ``loss``, which takes the arguments after the first, or else the mean
     squared error.
 
-    :param head: maps (B, latent dimension) to values, (B, 1)
+    :param head: maps (B, latent dimension) to values, (B, 1), or for vector rewards (B, K)
     :param latent: features that the head reads, (B, latent dimension)
-    :param targets: V_targ in the units of the (normalized) return, (B,)
+    :param targets: V_targ in the units of the (normalized) return, (B,) or (B, K)
     :param unit: unit in which errors are measured, in the units of the (normalized) return
     :param weights: see ``losses.weighted_mean``, (B,), or None
     :return: scalar

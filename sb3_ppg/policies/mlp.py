@@ -23,7 +23,6 @@ from stable_baselines3.common.torch_layers import (
     BaseFeaturesExtractor,
     CombinedExtractor,
     FlattenExtractor,
-    MlpExtractor,
     NatureCNN,
 )
 from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
@@ -63,7 +62,8 @@ class Evaluation(NamedTuple):
     :param distribution: π(.|s)
     :param latent_pi: features that the heads of the policy's network read, (B, latent_dim_pi)
     :param latent_vf: features that the true value head reads, (B, latent_dim_vf)
-    :param lstm_states: states after the last step, of recurrent policies
+    :param lstm_states: states after the last step of each sequence, sb3-contrib's ``RNNStates`` of tensors, (n_layers, number
+        of sequences, hidden size), of recurrent policies that are asked for them
     """
 
     distribution: Distribution = None  # type: ignore[assignment]
@@ -96,7 +96,8 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
     :param net_arch: Layers after the features extractor. With one network they are shared: a list, or a dict with the
         same layers for ``pi`` and ``vf``. Default: none after ``NatureCNN`` or ``ImpalaCNN``, else two of 64 units
     :param ortho_init: SB3's orthogonal initialization. Default: yes, except with ``ImpalaCNN``, which has the authors'
-    :param features_extractor_class: Features extractor
+    :param features_extractor_class: Features extractor. Default: ``FlattenExtractor``, for images ``NatureCNN``, for
+        dictionaries ``CombinedExtractor``
     :param share_features_extractor: Whether policy and value function share the features extractor. Default: determined by the
         architecture. True with ``architecture="dual"`` shares the extractor under two separate trunks, like SB3's PPO
     :param distribution_class: Class of the action distribution, like SB3's and known to ``sb3_ppg.actions.register``; it is
@@ -108,9 +109,10 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
 
     algorithm: ClassVar[str] = "PPG"  # the algorithm that can train it
     default_architecture: ClassVar[Architecture] = "dual"
-    input_keys: ClassVar[tuple[str, ...]] = ()  # fields of a batch that `network_inputs` reads in addition to observations
-    has_memory: ClassVar[bool] = False  # whether it needs earlier samples of an episode to evaluate one
-    trunk_class: ClassVar[type[MlpExtractor]] = SharedTrunk  # base class of ``mlp_extractor`` in one network
+    default_extractor: ClassVar[type[BaseFeaturesExtractor]] = FlattenExtractor
+    input_keys: ClassVar[tuple[str, ...]] = ()  # arrays that `evaluate` takes after the observations, in this order
+    # Those of which a sequence of samples has only the value before its first step. Without any, each sample stands alone
+    state_keys: ClassVar[tuple[str, ...]] = ()
     mixed_precision: MixedPrecision | None = None
     temperature: Any = 1.0  # temperature of the action distribution; only `Player` sets it, in a copy
     value_net: ValueHead
@@ -132,7 +134,7 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
         use_sde: bool = False,
         *,
         squash_output: bool = False,
-        features_extractor_class: type[BaseFeaturesExtractor] = FlattenExtractor,
+        features_extractor_class: type[BaseFeaturesExtractor] | None = None,
         share_features_extractor: bool | None = None,
         architecture: Architecture | None = None,
         detach_value_in_aux_phase: bool = False,
@@ -141,6 +143,7 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
         **kwargs: Any,
     ):
         _check_overrides(type(self))
+        features_extractor_class = features_extractor_class or self.default_extractor
         check_values(**{name: value for name, value in (locals() | kwargs).items() if name in RULES})
         if architecture is None:
             layers = net_arch if isinstance(net_arch, dict) else {}
@@ -185,7 +188,7 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
             share_features_extractor=share_features_extractor,
             **kwargs,
         )
-        if architecture != "dual" and not isinstance(self.mlp_extractor, self.trunk_class):
+        if architecture != "dual" and not self.state_keys and not isinstance(self.mlp_extractor, SharedTrunk):
             raise ArgumentError(
                 f"`architecture`={architecture!r} cannot work: the `mlp_extractor` is a "
                 f"{type(self.mlp_extractor).__name__}; derive it from sb3_ppg.policies.SharedTrunk, or use architecture='dual'"
@@ -557,7 +560,8 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
 
     def act(self, batch: Any) -> tuple[th.Tensor, th.Tensor, th.Tensor, dict[str, th.Tensor]]:
         """Return actions, (n_envs, ...); V(s), (n_envs, 1); log π(a|s), (n_envs,); the memory after the step."""
-        return *self(batch.observations, **{key: getattr(batch, key) for key in self.input_keys}), {}
+        observations, *context = self.network_inputs(batch)
+        return *self(observations, **dict(zip(self.input_keys, context, strict=True))), {}
 
     def next_values(self, batch: Any) -> th.Tensor:
         """Return V of the observations after a step, with the memory after it: (n_envs, 1), for vector rewards (n_envs, K)."""
@@ -573,8 +577,8 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
     # ---- batches of a rollout, or of the auxiliary phase ----
 
     def network_inputs(self, batch: Any) -> tuple:
-        """Return the arguments of ``evaluate`` from a batch, which has ``observations``, (B, ...), and ``input_keys``."""
-        return (batch.observations,)
+        """Return the arguments of ``evaluate``: ``observations`` of a batch, (B, ...), and ``input_keys`` in their order."""
+        return (batch.observations, *(getattr(batch, key) for key in self.input_keys))
 
     def evaluate_batch(self, batch: Any, *, reads: Collection[str] = ALL_FIELDS, auxiliary: bool = False) -> Evaluation:
         """Run the networks on a batch; see ``evaluate`` for the arguments."""
@@ -669,19 +673,13 @@ class PhasicActorCriticCnnPolicy(PhasicActorCriticPolicy):
     to 1.9 times the time; the paper uses ``ImpalaCNN`` and two.
     """
 
-    default_architecture = "detached"
-
-    def __init__(self, *args: Any, **kwargs: Any):
-        kwargs.setdefault("features_extractor_class", NatureCNN)
-        super().__init__(*args, **kwargs)
+    default_architecture, default_extractor = "detached", NatureCNN
 
 
 class MultiInputPhasicActorCriticPolicy(PhasicActorCriticPolicy):
     """``PhasicActorCriticPolicy`` for dictionaries of observations, by default with SB3's ``CombinedExtractor``."""
 
-    def __init__(self, *args: Any, **kwargs: Any):
-        kwargs.setdefault("features_extractor_class", CombinedExtractor)
-        super().__init__(*args, **kwargs)
+    default_extractor = CombinedExtractor
 
 
 def preprocess(obs: Any, space: Any, normalize_images: bool) -> Any:

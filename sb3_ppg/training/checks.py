@@ -140,9 +140,7 @@ def check_objective(model: PhasicInterface) -> None:
     is_whole = not model.objective.needs_whole_minibatches or not isinstance(model.micro_batch_size, int)
     remedy = f"`objective`={objective_name(cls)!r} compares the samples of a whole minibatch; use None"
     require(model, is_whole, "micro_batch_size", remedy)
-    has_states = bool(getattr(type(model.rollout_buffer), "states", ()))
-    remedy = "a policy with `has_memory` needs a buffer whose class has `states`, and no other; see docs/extending.md"
-    require(model, model.policy.has_memory == has_states, "rollout_buffer_class", remedy)
+
     if cls.value_targets is not Objective.value_targets:
         remedy = f"`objective`={objective_name(cls)!r} has its own value targets, which are scalar and not recomputed; use "
         require(model, model.reward_weights is None, "reward_weights", f"{remedy}another objective, or None")
@@ -269,7 +267,7 @@ def aux_steps(model: PhasicInterface) -> tuple[float, float]:
     """
     cls, methods = type(model.objective), ("auxiliary_losses", "evaluated_losses")
     has_own_losses = any(getattr(cls, name) is not getattr(Objective, name) for name in methods)
-    if model.n_aux_epochs == 0 or model.policy.has_memory or has_own_losses:
+    if model.n_aux_epochs == 0 or model.policy.state_keys or has_own_losses:
         return math.inf, 1.0
     single_samples, n_in_minibatch = model.aux_sequences()
     n_sequences = model.n_envs * model.n_policy_iterations * (model.n_steps if single_samples else 1)

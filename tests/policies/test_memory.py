@@ -27,9 +27,6 @@ class Remembering(MlpPolicy):
     def evaluate(self, obs, previous, episode_starts, **options):
         return super().evaluate(th.cat([previous * (1 - episode_starts[:, None]), obs], dim=1), **options)
 
-    def network_inputs(self, batch):
-        return batch.observations, batch.previous, batch.episode_starts
-
     def initial_memory(self, n_envs):
         return {"previous": th.zeros(n_envs, *self.observation_space.shape)}
 
@@ -46,19 +43,6 @@ class OfPairs(RolloutBuffer):
     def add(self, *args, previous, **kwargs):
         self.previous[self.pos] = previous
         super().add(*args, **kwargs)
-
-
-def test_a_memory_of_sequences_and_a_buffer_of_their_states_go_together():
-    class Sequences(Remembering):
-        has_memory = True
-
-    class OfStates(OfPairs):
-        states = ("previous",)
-
-    for policy, buffer in ((Sequences, OfPairs), (Remembering, OfStates)):
-        kwargs = dict(policy_kwargs=dict(features_extractor_class=Two), rollout_buffer_class=buffer)
-        with pytest.raises(ArgumentError, match="`has_memory` needs a buffer whose class has `states`"):
-            PPG(policy, "Pendulum-v1", device="cpu", **kwargs)
 
 
 def test_what_only_predict_knows_is_refused_by_priors_and_exports():

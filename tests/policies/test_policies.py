@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from sb3_ppg import PPG, ArgumentError, CnnPolicy, ImpalaCNN, MinAtarCNN, MlpPolicy, MultiInputPolicy, RecurrentPPG
-from sb3_ppg.buffers.rollouts import Rollout, batches
+from sb3_ppg.buffers.rollouts import batches
 from sb3_ppg.maskable import MaskablePhasicActorCriticCnnPolicy
 from sb3_ppg.policies.lstm import RecurrentPhasicActorCriticCnnPolicy, RecurrentPhasicActorCriticPolicy
 from tests.helpers import (
@@ -68,7 +68,7 @@ def test_the_kl_term_of_the_auxiliary_phase_reaches_the_features_of_gsdes_deviat
     """SB3 computes them from features without a gradient, so that the phase would move them without a cost."""
     cls = PPG if policy_class is MlpPolicy else RecurrentPPG
     model = cls(policy_class, random_envs(action_space=spaces.Box(-1, 1, (2,))), use_sde=True, **SMALL).learn(16)
-    (batch,) = batches([Rollout.of(model.rollout_buffer)], [np.arange(model.n_envs)], model.n_steps, model.device)
+    (batch,) = batches([model.latest_rollout()], [np.arange(model.n_envs)], model.n_steps, model.device)
     gaussians = [model.policy.evaluate_batch(batch, auxiliary=phase).distribution.distribution for phase in (False, True)]
     assert th.equal(gaussians[0].stddev, gaussians[1].stddev)
     assert [reached(model.policy, gaussian.stddev.sum()) for gaussian in gaussians] == [set(), {"pi trunk"}]
