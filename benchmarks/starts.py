@@ -45,7 +45,6 @@ EXAMPLES = {
     "procgen-paper": "StarpilotHard-v0",
     "procgen-npi16": "StarpilotHard-v0",
 }
-
 PYBULLET = "pybullet-envs-gymnasium"
 # The first pattern in an algorithm's entry makes it smaller: images take hours, and the rest shared its core with other runs
 SMALLER = {

@@ -74,7 +74,7 @@ class Prior:
             parameters = self.parameters(observations, starts, **masks).reshape(n_steps, env.num_envs, -1)
             if end == n_steps:
                 rollout_buffer.prior = np.empty((rollout_buffer.buffer_size, *parameters.shape[1:]), np.float32)
-
+                rollout_buffer.has_prior = True
             rollout_buffer.prior[end - n_steps : end] = parameters
             self._waiting = []
 

@@ -116,14 +116,17 @@ class AuxBuffer:
                 "aux_buffer_kwargs=dict(storage='mmap', path=...), also to load"
             ) from error
 
-    def check_room(self, rollout_buffer: RolloutBuffer, keys: Iterable[str], n_rollouts: int) -> None:
+    def check_room(
+        self, rollout_buffer: RolloutBuffer, keys: Iterable[str], n_rollouts: int, states: Iterable[str] = ()
+    ) -> None:
         """
-        Refuse to begin if the memory, or the disk, cannot hold the arrays with these names of so many further rollouts, those
-        of each step: states, which are kept once, are small.
+        Refuse to begin if the memory, or the disk, cannot hold the arrays with these names of so many further rollouts.
+        ``states`` do not count, as they are kept once for each environment.
+
         :raises ArgumentError: with the sizes, and what to do
         """
         step = Rollout.of(rollout_buffer, steps=slice(1))
-        step_bytes = n_bytes(step.select({*keys} & {*step.arrays}).arrays)
+        step_bytes = n_bytes(step.select({*keys} & {*step.arrays} - {*states}).arrays)
         needed = n_rollouts * rollout_buffer.buffer_size * step_bytes
         remedy = (
             f"reduce `n_policy_iterations`, `n_steps` (now {rollout_buffer.buffer_size}) or the number of environments "

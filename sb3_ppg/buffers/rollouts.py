@@ -302,7 +302,8 @@ def reset_rollout_buffer(rollout_buffer: RolloutBuffer) -> None:
     Reset a rollout buffer, and note in its ``replaceable`` which arrays the reset has created. Until the next reset, which
     will create them again instead of writing to the old ones, ``Rollout.of`` may replace them.
     """
-    vars(rollout_buffer).pop("prior", None)  # of the rollout before
+    if vars(rollout_buffer).pop("has_prior", False):
+        del vars(rollout_buffer)["prior"]  # of the rollout before
     before = {**vars(rollout_buffer)}
     rollout_buffer.reset()
     assigned = {name: value for name, value in vars(rollout_buffer).items() if value is not before.get(name)}

@@ -130,8 +130,10 @@ def check_sizes(model: PPG, arrays: Arrays) -> None:
     claimed, mask_bytes = times * n_bytes(parts), times * n_bytes(parts.get("action_masks", {}))
     if claimed > total_memory() or mask_bytes > MAX_MASK_BYTES:
         sizes = f"n_steps={model.n_steps} with n_envs={model.n_envs}"
-        of_masks = f"{mask_bytes:.1e} of them for action masks (at most {MAX_MASK_BYTES:.1e}): use fewer steps or environments"
-        raise ModelFormatError(f"{sizes} claims {claimed:.1e} bytes of memory for a rollout, {of_masks}")
+        claim = f"{sizes} claims {claimed:.1e} bytes of memory for a rollout"
+        if mask_bytes > MAX_MASK_BYTES:
+            claim += f", more than {MAX_MASK_BYTES:.1e} of them for action masks: use fewer steps or environments"
+        raise ModelFormatError(claim)
 
 
 def all_arrays(model: PPG) -> dict[str, th.Tensor]:

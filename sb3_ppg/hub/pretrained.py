@@ -51,7 +51,6 @@ from sb3_ppg.saving.files import atomic_writes, check_version, package_version
 from sb3_ppg.saving.training_state import generators_kept, moments_of
 
 DESCRIPTION, ARRAYS = "model.json", "model.safetensors"
-
 VEC_NORMALIZE = [name for name in Normalization.__struct_fields__ if name != "observation_space"]
 PACKAGES = ("stable-baselines3", "torch", "gymnasium", "numpy")
 
@@ -133,7 +132,8 @@ def from_pretrained(
     :param folder: folder of the files. Links are refused, except those of the Hub's client
     :param env: an environment to play or to continue training in, or its ID. If the model was trained with ``VecNormalize``
         and ``env`` has none, it is wrapped in one with the saved statistics: step ``model.get_env()``. A new ``VecNormalize``
-        in ``env``, which may be inside of other wrappers, gets them, too; one that has statistics keeps its own
+        in ``env``, which may be inside of other wrappers, gets them, too, with the saved discount and limits; one that has
+        statistics keeps its own
     :param device: device of the model
     :param custom_objects: objects that are not plain data, by the names that the author gave; and values in place of the
         model's arguments, by their names, as in SB3's ``load``
@@ -148,7 +148,7 @@ def from_pretrained(
             return model
         with raised_as(ModelFormatError, "`env` is not what the model was trained in"):
             given = unwrap_vec_normalize(venv)
-            if saved is not None and given is not None and given.ret_rms.count < 1:
+            if saved is not None and given is not None and all(rms.count < 1 for rms in statistics(given).values()):
                 _fill(given, saved)
             if saved is not None and given is None:
                 shape, saved_shape = (get_obs_shape(each.observation_space) for each in (venv, saved.venv))
@@ -281,11 +281,12 @@ def _wrap_in_vec_normalize(venv: VecEnv, saved: VecNormalize) -> VecNormalize:
 
 
 def _fill(env: VecNormalize, saved: VecNormalize) -> None:
-    """Give a new ``VecNormalize`` the statistics and settings of a saved one of the same observations."""
-    vars(env).update({name: getattr(saved, name) for name in VEC_NORMALIZE})
+    """Give a new ``VecNormalize`` the statistics, discount and limits of a saved one, which normalizes the same parts."""
     ours, theirs = statistics(env), statistics(saved)
     shapes = [{name: np.shape(rms.mean) for name, rms in each.items()} for each in (ours, theirs)]
     if shapes[0] != shapes[1]:
-        raise ModelFormatError(f"the statistics of its VecNormalize have the shapes {shapes[0]}, the model's {shapes[1]}")
+        remedy = f"make it with norm_obs={saved.norm_obs}, norm_obs_keys={saved.norm_obs_keys}"
+        raise ModelFormatError(f"its VecNormalize has statistics of shapes {shapes[0]}, the model's of {shapes[1]}: {remedy}")
+    vars(env).update({name: getattr(saved, name) for name in ("gamma", "epsilon", "clip_obs", "clip_reward")})
     for name, rms in ours.items():
-        vars(rms).update(vars(theirs[name]))
+        vars(rms).update(copy.deepcopy(vars(theirs[name])))

@@ -252,7 +252,7 @@ def python_usage(
 ) -> str:
     """Return how to install, load and use a model, in Markdown. Without an ``env_id``, no name makes its environment."""
     member = member_of(cls)
-    wrappers = "its wrappers, but not VecNormalize," if is_normalized else "its wrappers"
+    wrappers = "its wrappers, a new VecNormalize among them," if is_normalized else "its wrappers"
     env, imports = f"...  # the one that it was trained in, with {wrappers} and options", [member.card_imports]
     if env_id is not None:
         env = f"make_vec_env({env_id!r}{f', env_kwargs={env_kwargs!r}' if env_kwargs else ''})"

@@ -266,13 +266,14 @@ def encode(value: Any, path: str, custom_objects: Mapping[str, Any]) -> Any:
     Encode a value for JSON. Types that JSON lacks become a dictionary with one key: "$class", "$custom", "$tuple", "$items" (a
     dictionary whose keys are not all texts), "$linear" (a schedule) or "$reward_normalizer". Errors name the path.
     """
-    given, value = value, without_numpy(value)
+    # Equal numbers and texts may be one object, and are no objects of the caller's
+    if type(value) not in (type(None), bool, int, float, str) and (name := _given_name(value, custom_objects)) is not None:
+        return {"$custom": name}
+    value = without_numpy(value)
     match value:
-        case None | bool() | int() | float() | str():  # no object of the caller's, as equal values may be one object
+        case None | bool() | int() | float() | str():
             with raised_as(ModelFormatError, f"{path}={value!r} cannot be shared"):
                 return msgspec.convert(value, Scalar)
-        case _ if (name := _given_name(given, custom_objects)) is not None:
-            return {"$custom": name}
         case list() | tuple():
             items = [encode(item, f"{path}[{index}]", custom_objects) for index, item in enumerate(value)]
             return items if isinstance(value, list) else {"$tuple": items}

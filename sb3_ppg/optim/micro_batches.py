@@ -3,11 +3,12 @@
 import ctypes
 import sys
 
+import numpy as np
 import torch as th
 from stable_baselines3.common.type_aliases import PyTorchObs
 from torch import nn
 
-from sb3_ppg.arrays import map_arrays
+from sb3_ppg.arrays import map_arrays, n_samples
 from sb3_ppg.policies import PhasicActorCriticPolicy
 from sb3_ppg.policies.extractors import has_convolutions, looks_at_the_batch
 
@@ -50,10 +51,13 @@ def _array_sizes(policy: PhasicActorCriticPolicy, observations: PyTorchObs) -> l
     hooks = [extractor.register_forward_pre_hook(enter) for extractor in extractors]
     training = policy.training
     policy.set_training_mode(False)  # so that dropout draws no random numbers
+    n = n_samples(observations)
+    inputs = policy.network_inputs(policy.step_batch(observations, np.ones(n, dtype=bool), policy.initial_memory(n)))
     try:
         with th.enable_grad(), th.autograd.graph.saved_tensors_hooks(note, lambda array: array):
-            _, latent_pi, latent_vf, _ = policy.evaluate(observations, auxiliary=True)
-            policy.aux_value_net(latent_pi), policy.value_net(latent_vf)
+            _, latent_pi, latent_vf, _ = policy.evaluate(*inputs, auxiliary=True)
+            policy.aux_value_net(latent_pi)
+            policy.value_net(latent_vf)
     finally:
         policy.set_training_mode(training)
         for hook in hooks:

@@ -10,6 +10,7 @@ import torch as th
 from sb3_contrib.common.recurrent.policies import RecurrentActorCriticPolicy
 from sb3_contrib.common.recurrent.type_aliases import RNNStates
 from stable_baselines3.common.distributions import Distribution
+from stable_baselines3.common.torch_layers import MlpExtractor
 from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
 from torch import nn
 from typing_extensions import override
@@ -130,6 +131,7 @@ class RecurrentPhasicActorCriticPolicy(PhasicActorCriticPolicy, RecurrentActorCr
     algorithm: ClassVar[str] = "RecurrentPPG"
     input_keys = ("lstm_states", "episode_starts")
     state_keys = ("lstm_states",)
+    trunk_class: ClassVar[type[MlpExtractor]] = MlpExtractor  # policy and value function share the network up to the LSTM
     lstm_critic: nn.LSTM | None
     critic: nn.Linear | None
     if TYPE_CHECKING:  # else a type checker refuses the mixins of users, because SB3 and sb3-contrib disagree
@@ -163,7 +165,7 @@ class RecurrentPhasicActorCriticPolicy(PhasicActorCriticPolicy, RecurrentActorCr
         if shared_lstm and enable_critic_lstm:
             raise ArgumentError(
                 f"`enable_critic_lstm`=True contradicts `architecture`={architecture!r}, whose value function reads the "
-                "policy's LSTM: leave it out, or use 'dual'"
+                "policy's LSTM: leave it out, or use architecture='dual' without `shared_lstm`"
             )
         if unknown := set(lstm_kwargs or {}) - {"bias", "dropout"}:
             raise ArgumentError(f"`lstm_kwargs`={lstm_kwargs} cannot work: leave out {', '.join(sorted(unknown))}")

@@ -23,6 +23,7 @@ from stable_baselines3.common.torch_layers import (
     BaseFeaturesExtractor,
     CombinedExtractor,
     FlattenExtractor,
+    MlpExtractor,
     NatureCNN,
 )
 from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
@@ -113,6 +114,7 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
     input_keys: ClassVar[tuple[str, ...]] = ()  # arrays that `evaluate` takes after the observations, in this order
     # Those of which a sequence of samples has only the value before its first step. Without any, each sample stands alone
     state_keys: ClassVar[tuple[str, ...]] = ()
+    trunk_class: ClassVar[type[MlpExtractor]] = SharedTrunk  # base class of ``mlp_extractor`` in one network
     mixed_precision: MixedPrecision | None = None
     temperature: Any = 1.0  # temperature of the action distribution; only `Player` sets it, in a copy
     value_net: ValueHead
@@ -188,7 +190,7 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
             share_features_extractor=share_features_extractor,
             **kwargs,
         )
-        if architecture != "dual" and not self.state_keys and not isinstance(self.mlp_extractor, SharedTrunk):
+        if architecture != "dual" and not isinstance(self.mlp_extractor, self.trunk_class):
             raise ArgumentError(
                 f"`architecture`={architecture!r} cannot work: the `mlp_extractor` is a "
                 f"{type(self.mlp_extractor).__name__}; derive it from sb3_ppg.policies.SharedTrunk, or use architecture='dual'"
@@ -270,6 +272,8 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
             remedy = "use 'MlpPolicy', or 'CnnPolicy' for images (with LSTMs 'MlpLstmPolicy' or 'CnnLstmPolicy')"
             if is_dict:
                 remedy = "use 'MultiInputPolicy' (with LSTMs 'MultiInputLstmPolicy')"
+            if self.features_extractor_class is not self.default_extractor:
+                remedy += f", without `features_extractor_class`={self.features_extractor_class.__name__}"
             raise ArgumentError(f"`policy`={type(self).__name__} cannot work with {self.observation_space}: {remedy}")
         if isinstance(self.observation_space, spaces.Dict) and self.features_extractor_class is CombinedExtractor:
             shapes = [part.shape for part in self.observation_space.values() if isinstance(part, spaces.Box)]

@@ -3,7 +3,7 @@
 import re
 import time
 import uuid
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -113,16 +113,22 @@ class PhasicCheckpointCallback(PhasicCallback):
         if error := next(filter(None, gather(first_non_finite(self.model))), None):
             warn(f"{path} is not written: {error}. The checkpoint before it stays the latest")
             return
-        states = aux_buffer_path(path)
-        if rank() == 0:  # what is there already would not fit the new files
-            for before in (path, *files_of_processes(states)):
-                before.unlink(missing_ok=True)
         self._latest = broadcast(max(time.time_ns(), self._latest + 1))  # a clock may be set back
         self.model._checkpoint = [self._run, self._latest]
-        with atomic_writes(file_of_process(states)) as (state,):
-            write_training_state(self.model, state)
-        gather(None)  # all have written their own files
-        self.model.save(path)  # the first process alone writes
+        states = aux_buffer_path(path)
+        model_file: AbstractContextManager[list[Path]] = atomic_writes(path) if rank() == 0 else nullcontext([])
+        with model_file as of_model:
+            with atomic_writes(file_of_process(states)) as (state,):
+                write_training_state(self.model, state)
+                for temporary in of_model:
+                    with temporary.open("wb") as file:
+                        self.model.save(file)
+                gather(None)  # all have written everything
+                if rank() == 0:  # what is there already would not fit the new files
+                    for before in (path, *files_of_processes(states)):
+                        before.unlink(missing_ok=True)
+                gather(None)
+            gather(None)  # the model's file appears last
         gather(None)
         self._saved_at = self.model.num_timesteps
         if self.verbose >= 2:
@@ -169,8 +175,8 @@ def latest_checkpoint(save_path: str | Path, name_prefix: str = "ppg_model") -> 
             return path
         warn(f"{damaged[0]} is damaged: its checkpoint is passed over, for the one before it")
     raise FileNotFoundError(
-        f"There is no checkpoint named {name_prefix}_..._steps.zip in {save_path} that can be read: use the `name_prefix` of "
-        "the callback, which is 'rl_model' in RL Zoo"
+        f"There is no checkpoint named {name_prefix}_..._steps.zip in {save_path} that can be read: does the callback have "
+        "another `name_prefix`? RL Zoo's is 'rl_model'"
     )
 
 

@@ -153,7 +153,7 @@ def load_training_state(model: PhasicInterface, path: Path) -> None:
         aux_buffer.reset()
         if same_processes:
             n_stored, _ = model.n_kept_rollouts()
-            aux_buffer.check_room(model.rollout_buffer, {*model.stored_keys} - {*model.policy.state_keys}, n_stored)
+            aux_buffer.check_room(model.rollout_buffer, model.stored_keys, n_stored, model.policy.state_keys)
             for index in range(n_stored):  # one after the other: only a disk may have room for all
                 aux_buffer.add(_read_rollout(archive, f"rollouts/{index}", model, model.stored_keys).select(model.stored_keys))
             aux_buffer.progress = description["progress_of_rollouts"]

@@ -137,10 +137,12 @@ def check_objective(model: PhasicInterface) -> None:
     taken = (RESERVED | {f"last_{name}" for name in model.memory}) & vars(model.rollout_buffer).keys()
     remedy = f"its {', '.join(sorted(taken))} would replace an array that training needs; rename it"
     require(model, not taken, "rollout_buffer_class", remedy)
+    missing = model.memory.keys() - vars(model.rollout_buffer).keys()
+    remedy = f"it does not store the policy's {', '.join(sorted(missing))}; see docs/extending.md for one that does"
+    require(model, not missing, "rollout_buffer_class", remedy)
     is_whole = not model.objective.needs_whole_minibatches or not isinstance(model.micro_batch_size, int)
     remedy = f"`objective`={objective_name(cls)!r} compares the samples of a whole minibatch; use None"
     require(model, is_whole, "micro_batch_size", remedy)
-
     if cls.value_targets is not Objective.value_targets:
         remedy = f"`objective`={objective_name(cls)!r} has its own value targets, which are scalar and not recomputed; use "
         require(model, model.reward_weights is None, "reward_weights", f"{remedy}another objective, or None")

@@ -148,7 +148,7 @@ def _prepare(model: PhasicInterface, total_timesteps: float, reset_num_timesteps
         model.replay.rollouts = []
     if model.n_aux_epochs > 0:
         n_missing = model.n_policy_iterations - len(model.aux_buffer)
-        model.aux_buffer.check_room(model.rollout_buffer, {*model.stored_keys} - {*model.policy.state_keys}, n_missing)
+        model.aux_buffer.check_room(model.rollout_buffer, model.stored_keys, n_missing, model.policy.state_keys)
     model.replay.check_room(model.rollout_buffer.observations)
     warn_of_missing_rollouts(model)
     model._missing_rollouts = None

@@ -51,7 +51,7 @@ def parse() -> tuple[argparse.Namespace, list[str]]:
     args, others = parser.parse_known_args()
     for word in others:
         if word.partition("=")[0] in NOT_OF_ALL:
-            raise ArgumentError(f"{word} cannot work: use --algos, --seeds, -f for the folder, -params for a trial's values")
+            raise ArgumentError(f"{word} cannot work: use --algos, --seeds, -f for the folder or -params for a trial")
     for name in ("n_timesteps", "seeds", "jobs"):
         if (value := getattr(args, name)) is not None:
             check_value(name, value, count(1))

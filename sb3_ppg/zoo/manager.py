@@ -84,14 +84,15 @@ class Manager(ExperimentManager):
     prior: ClassVar[str | None] = None  # `train --prior`
 
     def __init__(self, args: argparse.Namespace, algo: str, env_id: str, *others: Any, **options: Any):
-        self.is_ours = algo in FAMILY
+        self.is_phasic = algo in FAMILY  # PPG or one of its relatives
+        self.is_ours = self.is_phasic or algo in OFFLINE
         self.config_file: TextIO | None = None  # of the run, which is locked while it is open
         self.n_steps_before = 0  # steps at the checkpoint from which a run goes on
         self.first_monitor = 0  # number of the first monitor file
         self.study: optuna.Study | None = None  # of a search
         self.trial: optuna.Trial | None = None  # for which this copy was made, in a search
         self.saved_hyperparams: dict[str, Any] = {}  # as in the folder of the run
-        if (self.is_ours or algo in OFFLINE) and options.get("config") is None:
+        if self.is_ours and options.get("config") is None:
             options["config"] = str(hyperparameter_file(algo))
         super().__init__(args, algo, env_id, *others, **options)
         if self.run_folder is not None and self.optimize_hyperparameters:
@@ -100,9 +101,9 @@ class Manager(ExperimentManager):
         args.run_folder, args.prior, args.written_by = self.run_folder, self.prior, f"sb3_ppg {package_version()}"
         if self.trained_agent and self.optimize_hyperparameters:
             raise ArgumentError("-i cannot work with -optimize: a search begins each trial with a new model")
-        if self.prior is not None and (not self.is_ours or self.optimize_hyperparameters):
+        if self.prior is not None and (not self.is_phasic or self.optimize_hyperparameters):
             raise ArgumentError(f"--prior cannot work here: it is for runs, not searches, of {', '.join(FAMILY)}")
-        if self.is_ours:
+        if self.is_phasic:
             keep_freed_memory()
         if self.run_folder is None and int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", 0)) > 0:
             print("A restart will begin a new run: with --run-folder FOLDER it goes on")
@@ -118,7 +119,7 @@ class Manager(ExperimentManager):
         """Count the steps of all processes in frequencies; evaluate and print in the first one."""
         if self.optimize_hyperparameters:
             raise ArgumentError("a search for hyperparameters is for one process: start several with one --storage instead")
-        if not self.is_ours:
+        if not self.is_phasic:
             raise ArgumentError(f"{self.algo} trains in one process; under torchrun use one of {', '.join(FAMILY)}")
         self.eval_freq, self.save_freq = (
             max(each // n_processes(), min(each, 1)) for each in (self.eval_freq, self.save_freq)
@@ -144,7 +145,7 @@ class Manager(ExperimentManager):
             print("Loading the best trial of the study" if self.trial_id is None else f"Loading trial {self.trial_id}")
             with raised_as(ArgumentError, f"no such trial of study {self.study_name!r} in {self.storage}", ImportError):
                 trial = self.load_trial(self.storage, self.study_name, self.trial_id)
-            networks = trial.pop("policy_kwargs", {}) if self.is_ours or self.algo in OFFLINE else {}
+            networks = trial.pop("policy_kwargs", {}) if self.is_ours else {}
             self.custom_hyperparams = {**trial, **(self.custom_hyperparams or {})}
             self.trial_id = None  # it is loaded; rl_zoo3 2.9.2 takes trial 0 for no trial, and no trial for no study
         if self.dataset is not None:
@@ -201,14 +202,14 @@ class Manager(ExperimentManager):
     @override
     def _preprocess_hyperparams(self, hyperparams: dict[str, Any]) -> tuple:
         """Refuse unknown names, and add presets."""
-        if self.is_ours or self.algo in OFFLINE:
+        if self.is_ours:
             self._check_names(hyperparams)
         if isinstance(hyperparams.get("policy_kwargs"), str):
             hyperparams["policy_kwargs"] = eval_expression(hyperparams["policy_kwargs"])
         hyperparams, *others = super()._preprocess_hyperparams(hyperparams)
         if self.algo in OFFLINE:
             self.n_envs = 1  # the Zoo divides frequencies by this, but BCQ steps no environment
-        return with_preset(self.algo, hyperparams) if self.is_ours else hyperparams, *others
+        return with_preset(self.algo, hyperparams) if self.is_phasic else hyperparams, *others
 
     def _check_names(self, hyperparams: dict[str, Any]) -> None:
         known = {*argument_names(ALGOS[self.algo], accepted=True), *OF_THE_ZOO}
@@ -222,7 +223,7 @@ class Manager(ExperimentManager):
     @override
     def _preprocess_schedules(self, hyperparams: dict[str, Any]) -> dict[str, Any]:  # type: ignore[override]
         """Make schedules of SB3: a model that holds the Zoo's could only be loaded where the Zoo is installed."""
-        if not (self.is_ours or self.algo in OFFLINE):
+        if not self.is_ours:
             return super()._preprocess_schedules(hyperparams)
         for name in SCHEDULED:
             if isinstance(value := hyperparams.get(name), str):
@@ -253,7 +254,7 @@ class Manager(ExperimentManager):
                     f"a hyperparameter {self._places()} cannot be read again, so nothing could play the agent: {remedy}"
                 ) from error
         self.saved_hyperparams |= {"n_timesteps": int(self.n_timesteps)}
-        if self.run_folder is not None and self.is_ours and self.save_freq < 0:
+        if self.run_folder is not None and self.is_phasic and self.save_freq < 0:
             self.save_freq = max(1, int(self.n_timesteps) // (N_CHECKPOINTS * n_processes()))
         checkpoint = None
         if rank() == 0:
@@ -265,7 +266,7 @@ class Manager(ExperimentManager):
             (self.seed, self.save_path, checkpoint, self.first_monitor)
         )
         self.params_path = f"{self.save_path}/{self.env_name}"
-        if self.tensorboard_log is not None and self.is_ours and self.save_freq > 0:
+        if self.tensorboard_log is not None and self.is_phasic and self.save_freq > 0:
             self.tensorboard_log += f"/{Path(self.save_path).name}"  # where it goes on: SB3 takes the latest folder there
         if checkpoint is not None:
             self.trained_agent, self.continue_training = str(checkpoint), True
@@ -273,7 +274,7 @@ class Manager(ExperimentManager):
         with TemporaryFile(dir=self.params_path):
             gather(None)
         if checkpoint is not None and checkpoint.stem == self.env_name and self.n_steps_before >= self.n_timesteps:
-            print(f"The run in {self.save_path} is finished" + "; a larger -n extends it" * self.is_ours)
+            print(f"The run in {self.save_path} is finished" + "; a larger -n extends it" * self.is_phasic)
             raise SystemExit(0)
 
     def _enter_folder(self) -> Path | None:
@@ -283,7 +284,7 @@ class Manager(ExperimentManager):
         """
         place = make_run_folder(self.save_path) if self.run_folder is None else self.run_folder
         named, is_file = Path(place), Path(place).suffix == ".zip"
-        if not place or named.is_file() != is_file or (is_file and not self.is_ours):
+        if not place or named.is_file() != is_file or (is_file and not self.is_phasic):
             remedy = f"name a folder or, for {', '.join(FAMILY)}, an existing checkpoint in it"
             raise ArgumentError(f"--run-folder {place!r} cannot work: {remedy}")
         folder = named.parent if is_file else named
@@ -305,7 +306,7 @@ class Manager(ExperimentManager):
                 set_aside(folder, named)
             elif is_finished and n_steps_of(model) >= self.n_timesteps:
                 return model
-        if not self.is_ours and checkpoint is not None:
+        if not self.is_phasic and checkpoint is not None:
             print(f"{self.algo} has no checkpoints to go on from exactly, and starts again")
             checkpoint = None
         forget_later_episodes(folder, checkpoint)
@@ -363,7 +364,7 @@ class Manager(ExperimentManager):
             self.vec_env_class = lambda env_fns: VecMonitor(  # type: ignore[assignment]
                 EnvPoolVecEnv(env_id, len(env_fns), self.seed, **options), monitor_file, keywords
             )
-        if not self.is_ours:
+        if not self.is_phasic:
             return super().create_envs(n_envs, eval_env, no_log)
 
         is_blocked = isinstance(self.vec_env_class, type) and issubclass(self.vec_env_class, SubprocVecEnv)
@@ -469,7 +470,7 @@ class Manager(ExperimentManager):
             sampled = sampler(*args)
             return sampled | with_networks(self._hyperparams, sampled.get("policy_kwargs", {}))
 
-        own = {self.algo: sample} if self.is_ours or self.algo in OFFLINE else {}
+        own = {self.algo: sample} if self.is_ours else {}
         evaluating = TrialEvalCallback if self.algo in OFFLINE else _TrialEvalCallback
         with patch.object(rl_zoo3.exp_manager, "TrialEvalCallback", evaluating), patch.dict(samplers, own):
             super().hyperparameters_optimization()
@@ -488,7 +489,7 @@ class Manager(ExperimentManager):
         if self.study is None and trial.number > 0:  # a search goes on, or processes share it: with the same `--seed`,
             trial.study.sampler.reseed_rng()  # the sampler of rl_zoo3 2.9.2 would draw the first trials again
         self.study = trial.study
-        if self.is_ours:
+        if self.is_phasic:
             trial.set_user_attr(BUDGET, int(self.n_timesteps))
         own = copy.copy(self)  # trials may run in several threads
         own.trial, own.normalize_kwargs = trial, dict(self.normalize_kwargs)
@@ -554,7 +555,7 @@ class _EvalCallback(MaskableEvalCallback):
         try:
             return super()._on_step()
         except _EndlessEpisode:
-            remedy = "a time limit would end it, for instance --env-kwargs max_episode_steps:1000"
+            remedy = "a time limit would end it, for instance --eval-env-kwargs max_episode_steps:1000"
             print(f"An evaluation was given up: an episode takes more steps than the training; {remedy}")
             return True
 

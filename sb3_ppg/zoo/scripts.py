@@ -173,6 +173,7 @@ def load_agent(args: argparse.Namespace, **env_kwargs: Any) -> tuple[BaseAlgorit
     Load a trained agent with the environment that it was trained in, whose rewards are not normalized; return both, the
     agent's file, and the folder of its run.
     """
+    environment_maker(args.env.gym_id)
     if args.num_threads > 0:
         th.set_num_threads(args.num_threads)
     which = (args.load_best, args.load_checkpoint, args.load_last_checkpoint)

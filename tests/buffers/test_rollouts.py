@@ -292,8 +292,12 @@ class Own(RolloutBuffer):
 
 
 def test_a_buffer_may_have_an_array_named_like_that_of_a_prior():
+    """Made by each reset, or once."""
     model = make_kind("vectors", rollout_buffer_class=type("Mine", (Own,), dict(name="prior"))).learn(2 * 16)
     assert (model.latest_rollout().arrays["prior"] == 1000).all()
+    model = make_kind("vectors")
+    model.rollout_buffer.prior = 7
+    assert model.learn(2 * 16).rollout_buffer.prior == 7
 
 
 def test_own_arrays_of_a_buffer_change_nothing_and_cannot_replace_ours():

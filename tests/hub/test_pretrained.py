@@ -100,7 +100,7 @@ def test_normalization_comes_with_the_model(n_stack, tmp_path):
     if n_stack:
         with pytest.raises(ModelFormatError, match="a new VecNormalize among them"):
             from_pretrained(tmp_path, environments(lambda venv: venv))
-        loaded = from_pretrained(tmp_path, environments(VecNormalize))
+        loaded = from_pretrained(tmp_path, environments(partial(VecNormalize, training=False)))
     else:
         before = generator_states()
         loaded = from_pretrained(tmp_path, "Pendulum-v1")
@@ -108,12 +108,20 @@ def test_normalization_comes_with_the_model(n_stack, tmp_path):
     ours, other = model.get_vec_normalize_env(), loaded.get_vec_normalize_env()
     np.testing.assert_equal(numbers_of(other), numbers_of(ours))
     settings = (other.gamma, other.clip_obs, other.clip_reward, other.norm_reward, other.training)
-    assert settings == (0.9, 5.0, np.inf, True, True)
+    assert settings == (0.9, 5.0, np.inf, True, not n_stack)
     raw = np.array([[0.3, -0.4, 2.0]], np.float32)
     assert np.array_equal(ours.normalize_obs(raw), from_pretrained(tmp_path).get_vec_normalize_env().normalize_obs(raw))
     loaded.learn(16)
-    with pytest.raises(ModelFormatError, match=r"the shapes \{.*\(3,\)"):
-        from_pretrained(tmp_path, VecNormalize(make_vec_env("CartPole-v1")))
+
+
+def test_a_normalization_that_does_not_fit_is_refused_and_one_with_statistics_stays(tmp_path):
+    save_pretrained(PPG("MlpPolicy", VecNormalize(make_vec_env("Pendulum-v1")), **SMALL).learn(16), tmp_path)
+    other = VecNormalize(make_vec_env("Pendulum-v1"), norm_obs=False, gamma=0.5)
+    with pytest.raises(ModelFormatError, match=r"shapes .*\(3,\).*: make it with norm_obs=True, norm_obs_keys=None"):
+        from_pretrained(tmp_path, other)
+    other.ret_rms.count = 2
+    from_pretrained(tmp_path, other)
+    assert (other.ret_rms.mean, other.gamma, other.norm_obs) == (0, 0.5, False)
 
 
 @pytest.mark.parametrize(("norm_obs", "transpose_first"), [(False, False), (True, True)])

@@ -35,7 +35,6 @@ class RelativesTraining(GoldenTraining):
         key, buffer = f"roll{rollout}", self.model.rollout_buffer
         self.check_outputs(rollout)
         self.fill_rollout_buffer(rollout, self.golden[f"{key}/{values}"], self.golden[f"{key}/logp_old"], "reward")
-
         self.check(buffer.advantages.T, f"{key}/advantage_raw")
         if held_values is not None:
             buffer.values = self.golden[f"{key}/{held_values}"].T.copy()

@@ -10,6 +10,7 @@ from stable_baselines3.common.vec_env import VecFrameStack
 
 from sb3_ppg import PPG, ArgumentError, MlpPolicy
 from sb3_ppg.export import DeterministicPolicy
+from sb3_ppg.family import with_preset
 from tests.helpers import changed
 
 
@@ -45,6 +46,11 @@ class OfPairs(RolloutBuffer):
         super().add(*args, **kwargs)
 
 
+def test_a_memory_that_the_buffer_does_not_store_is_refused():
+    with pytest.raises(ArgumentError, match=r"`rollout_buffer_class`=.*RolloutBuffer.*does not store the policy's previous;"):
+        PPG(Remembering, "Pendulum-v1", policy_kwargs=dict(features_extractor_class=Two), device="cpu")
+
+
 def test_what_only_predict_knows_is_refused_by_priors_and_exports():
     policy = dict(policy_kwargs=dict(features_extractor_class=Two), rollout_buffer_class=OfPairs, device="cpu")
     model = PPG(Remembering, "Pendulum-v1", **policy)
@@ -66,3 +72,22 @@ def test_a_memory_of_the_previous_observation_is_a_stack_of_two(again):
     expected.learn(512)
     assert ours.n_aux_phases == 2
     assert not changed(ours, expected)
+
+
+class Convolving(Two):
+    def __init__(self, space):
+        super().__init__(space)
+        self.convolution = th.nn.Conv1d(1, 1, 1)
+
+    def forward(self, observations):
+        return super().forward(self.convolution(observations[:, None])[:, 0])
+
+
+def test_a_network_with_convolutions_is_measured_with_the_inputs_of_its_own():
+    """For the largest micro-batches that are fast on a CPU."""
+    policy = dict(policy_kwargs=dict(features_extractor_class=Convolving), rollout_buffer_class=OfPairs, device="cpu")
+    sizes = dict(n_steps=8, batch_size=8, n_policy_iterations=1)
+    assert PPG(Remembering, "Pendulum-v1", **policy, **sizes, n_aux_epochs=1).learn(8).n_aux_phases == 1
+    for objective, others in (("ddcpg", {}), ("idaac", dict(n_value_epochs=1))):
+        with pytest.raises(ArgumentError, match="cannot work with LSTMs and other policies that take episode_starts"):
+            PPG(Remembering, "Pendulum-v1", **with_preset(objective, policy | sizes | others))

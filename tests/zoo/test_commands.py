@@ -325,7 +325,10 @@ def broken(trained, tmp_path_factory) -> Path:
         ("compare --env CartPole-v1 -n 9 -params learning_rate:'3e-4'", "`learning_rate`='3e-4' cannot work (in "),
         ("compare --env CartPole-v1 -n 9 -params n_aux_epochs:3", "PPO has no hyperparameter 'n_aux_epochs' (in "),
         ("compare --env CartPole-v1 -n 9 -conf pgp:mine.yml", "write ALGO:FILE, for algorithms that are compared"),
-        ("compare --env CartPole-v1 --algo ppg", "--algo cannot work: use --algos, --seeds, -f for the folder"),
+        (
+            "compare --env CartPole-v1 --algo ppg",
+            "--algo cannot work: use --algos, --seeds, -f for the folder or -params for a trial",
+        ),
         ("compare --env CartPole-v1 --storage s.log", "--storage cannot work: use --algos"),
         ("compare --env CartPole-v1 -n 9 -params policy_kwargs:'dict('", "'ppg' cannot work (SyntaxError"),
         ("compare --env CartPole-v1 --seed=3", "--seed=3 cannot work: use --algos"),
