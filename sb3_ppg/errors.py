@@ -200,12 +200,12 @@ def missing_extras_named() -> Iterator[None]:
             raise MissingExtraError(f"{str(error).split('. ')[0].rstrip('.')}: {remedy}") from error
         raise
     except (ImportError, DependencyNotInstalled) as error:
-        cause: BaseException | None = error
-        while cause is not None and not isinstance(error, MissingExtraError):
-            module = (getattr(cause, "name", None) or "").split(".")[0]
+        link: BaseException | None = error  # of the chain of causes
+        while link is not None and not isinstance(error, MissingExtraError):
+            module = (getattr(link, "name", None) or "").split(".")[0]
             if module in EXTRAS:
-                is_missing = isinstance(cause, ModuleNotFoundError)
-                problem = "is not installed" if is_missing else f"cannot be imported ({' '.join(str(cause).split())})"
+                is_missing = isinstance(link, ModuleNotFoundError)
+                problem = "is not installed" if is_missing else f"cannot be imported ({' '.join(str(link).split())})"
                 raise MissingExtraError(f"{module} {problem}: {pip_install(EXTRAS[module])}") from error
-            cause = cause.__cause__ or cause.__context__
+            link = link.__cause__ or link.__context__
         raise

@@ -251,7 +251,10 @@ class PhasicInterface(OnPolicyAlgorithm):
     # ---- sizes and coefficients ----
 
     def coefficients(self, progress_remaining: float | None = None) -> Coefficients:
-        """Return the coefficients of the losses, with schedules at a progress from 1 to 0; None: the current one."""
+        """
+        Return the coefficients of the losses, with schedules at a progress from 1 to 0; None: the current one. The weights of
+        nested actions' parts are set, too.
+        """
         progress = self._current_progress_remaining if progress_remaining is None else progress_remaining
         clip_range, clip_range_vf, prior_coef = (
             schedule(progress) if callable(schedule) else schedule

@@ -40,7 +40,7 @@ def estimates(scores: Mapping[str, Any], statistic: Callable) -> dict[str, Estim
     """
     Estimate a statistic with 95 % stratified bootstrap intervals: seeds are drawn within each task.
 
-    :param scores: each contestant's scores, or pairs of scores
+    :param scores: each contestant's scores, (n_seeds, n_tasks), or pairs of scores
     """
     with generators_kept():  # rliable draws with the global one
         np.random.seed(0)

@@ -93,8 +93,9 @@ class CheckedSteps:
 
     def take(self, actions: np.ndarray, step: int) -> VecEnvStepReturn:
         """
-        Step the environments. If a reward, an observation, or the last observation of an episode whose value is needed is NaN
-        or infinite, an error names the step, and the statistics of ``VecNormalize`` are restored.
+        Step the environments, and set ``ended`` and ``also_stored``. If a reward, an observation, or the last observation of
+        an episode whose value is needed is NaN or infinite, an error names the step, and the statistics of ``VecNormalize``
+        are restored.
         """
         with statistics_protected(self.normalizers) if self.normalizers else nullcontext():
             observations, rewards, dones, infos = self.env.step(actions)

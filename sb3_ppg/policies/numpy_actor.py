@@ -32,6 +32,8 @@ from sb3_ppg.policies.extractors import SharedTrunk
 from sb3_ppg.policies.heads import ValueHead, VectorValueHead
 
 Layer = Callable[[np.ndarray], np.ndarray]
+# From the parameters of distributions, (B, P), masks, (B, n) or None, and whether to take the most likely actions, to actions,
+# (B, ...), and their log π, (B,)
 Draw = Callable[[np.ndarray, Any, bool], tuple[np.ndarray, np.ndarray]]
 
 LARGEST_LAYER = 2**18  # number of weights up to which NumPy is faster, with any number of environments

@@ -56,7 +56,10 @@ def check_environment(env: Any) -> None:
 
 
 def check_arguments(model: PhasicInterface) -> None:
-    """Refuse arguments that cannot work, alone or together; the model has its environment."""
+    """
+    Refuse arguments that cannot work, alone or together; the model has its environment. Called before the policy and the
+    buffers are made, when they are, and before each run.
+    """
     check_each_argument(model)
     remedy = "nothing would hold the policy near the one that collected the data; set `kl_coef` above 0, or a clip range"
     require(model, model.clip_range is not None or model.kl_coef > 0, "clip_range", remedy)

@@ -139,7 +139,10 @@ def _finite_act(actor: Any, batch: Any) -> tuple[th.Tensor, th.Tensor, th.Tensor
 def _bootstrapped(
     model: PhasicInterface, rewards: np.ndarray, ended: list[int], infos: list[dict[str, Any]], rollout_buffer: RolloutBuffer
 ) -> np.ndarray:
-    """Return rewards, (n_envs,), with γ V(last observation) added to the last one of an episode that a time limit ended."""
+    """
+    Return rewards, (n_envs,), with γ V(last observation) added to the last one of an episode that a time limit ended, unless
+    the buffer gets it in its ``bootstrapped``, see ``SeparatesBootstrap``.
+    """
     rewards = rewards + ZERO  # not the environments' own array, which may also hold integers
     cut_off, last_observations = [], []
     for index in ended:

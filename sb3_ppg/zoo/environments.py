@@ -60,7 +60,7 @@ def imported(module: str) -> ModuleType:
 
 
 def environment_maker(env_id: str) -> Any:
-    """Return the class or function that makes an environment. If there is none, raise an error with a remedy."""
+    """Return the class or function that makes an environment; raise an ``ArgumentError`` with a remedy if there is none."""
     if env_id not in gym.registry:
         if extra := remedy_for_environment(env_id):
             raise ArgumentError(f"there is no environment {env_id}: {extra}")
