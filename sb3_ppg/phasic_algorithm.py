@@ -212,41 +212,29 @@ class PhasicAlgorithm(PhasicInterface):
         with training(self, callback, total_timesteps, reset_num_timesteps):
             if self.prior == SELF:
                 self.set_prior(SELF)
-            self._run(total_timesteps, callback, log_interval, tb_log_name, reset_num_timesteps, progress_bar)
+            settings = (callback, reset_num_timesteps, tb_log_name, progress_bar)
+            total_timesteps, callback = self._setup_learn(total_timesteps, *settings)
+            iteration = 0
+            callback.on_training_start(locals(), globals())
+            self.session.callback = callback
+            assert self.env is not None
+            while self.num_timesteps < total_timesteps:
+                if not self.collect_rollouts(self.env, callback, self.rollout_buffer, n_rollout_steps=self.n_steps):
+                    break
+                iteration += 1
+                self._update_current_progress_remaining(self.num_timesteps, total_timesteps)
+                if log_interval is not None and iteration % log_interval == 0:
+                    self.dump_logs(iteration)
+                self.train()
+            try:
+                if log_interval is not None and self.logger.name_to_value:  # SB3 dumps the log before each update
+                    values = dict(self.logger.name_to_value)
+                    self.dump_logs()
+                    for name, value in values.items():  # these stay readable, and are not written again
+                        self.logger.record(name, value, exclude=Everywhere())
+            finally:  # checkpoints are saved although the log may be broken
+                callback.on_training_end()
         return self
-
-    def _run(
-        self,
-        total_timesteps: int,
-        callback: Any,
-        log_interval: int | None,
-        tb_log_name: str,
-        reset_num_timesteps: bool,
-        progress_bar: bool,
-    ) -> None:
-        """Run SB3's loop, and also write the last values, which SB3 would lose because it dumps the log before each update."""
-        settings = (callback, reset_num_timesteps, tb_log_name, progress_bar)
-        total_timesteps, callback = self._setup_learn(total_timesteps, *settings)
-        iteration = 0
-        callback.on_training_start(locals(), globals())
-        self.session.callback = callback
-        assert self.env is not None
-        while self.num_timesteps < total_timesteps:
-            if not self.collect_rollouts(self.env, callback, self.rollout_buffer, n_rollout_steps=self.n_steps):
-                break
-            iteration += 1
-            self._update_current_progress_remaining(self.num_timesteps, total_timesteps)
-            if log_interval is not None and iteration % log_interval == 0:
-                self.dump_logs(iteration)
-            self.train()
-        try:
-            if log_interval is not None and self.logger.name_to_value:
-                values = dict(self.logger.name_to_value)
-                self.dump_logs()
-                for name, value in values.items():  # these stay readable, and are not written again
-                    self.logger.record(name, value, exclude=Everywhere())
-        finally:  # checkpoints are saved although the log may be broken
-            callback.on_training_end()
 
     def warm_start(
         self, dataset: Any, agent: Any = None, n_epochs: int = 10, batch_size: int = 256, fit_std: bool = True

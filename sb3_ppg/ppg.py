@@ -309,7 +309,7 @@ class PPG(PhasicAlgorithm):
             "auxiliary": (self.aux_optimizer, self.aux_lr_schedule),
         }[kind]
         progress = self._current_progress_remaining
-        if kind == "auxiliary" and self.aux_buffer.progress:  # the mean of the phase: at a run's end, the rate may be 0
+        if kind == "auxiliary":  # the mean of the phase: at a run's end, the rate may be 0
             progress = float(np.mean(self.aux_buffer.progress))
         limits: Any = (self.resolved_micro_batch_size(), self.max_grad_norm, self.target_kl)
         rate, coefficients = schedule(progress), self.coefficients(progress)

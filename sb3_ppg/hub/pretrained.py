@@ -235,7 +235,8 @@ def _check_outputs(model: PPG) -> None:
 
 
 def _arguments(cls: type[PPG]) -> list[str]:
-    return [name for name in argument_names(cls) if name not in LOCAL_ARGUMENTS | {"stats_window_size"}]
+    left_out = LOCAL_ARGUMENTS | {"stats_window_size"}  # which is about the log
+    return [name for name in argument_names(cls) if name not in left_out]
 
 
 def _argument(model: PPG, name: str) -> Any:

@@ -268,10 +268,10 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
     @override
     def make_features_extractor(self) -> BaseFeaturesExtractor:
         is_dict = isinstance(self.observation_space, spaces.Dict)
+        for_dicts = "use 'MultiInputPolicy' (with LSTMs 'MultiInputLstmPolicy')"
+        for_arrays = "use 'MlpPolicy', or 'CnnPolicy' for images (with LSTMs 'MlpLstmPolicy' or 'CnnLstmPolicy')"
         if self.features_extractor_class is (FlattenExtractor if is_dict else CombinedExtractor):
-            remedy = "use 'MlpPolicy', or 'CnnPolicy' for images (with LSTMs 'MlpLstmPolicy' or 'CnnLstmPolicy')"
-            if is_dict:
-                remedy = "use 'MultiInputPolicy' (with LSTMs 'MultiInputLstmPolicy')"
+            remedy = for_dicts if is_dict else for_arrays
             if self.features_extractor_class is not self.default_extractor:
                 remedy += f", without `features_extractor_class`={self.features_extractor_class.__name__}"
             raise ArgumentError(f"`policy`={type(self).__name__} cannot work with {self.observation_space}: {remedy}")
@@ -288,7 +288,7 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
             parts = [*getattr(self.observation_space, "spaces", {"": self.observation_space}).values()]
             remedy = how_to_convolve(next(filter(is_image_space, parts), parts[0]))
             if is_dict and self.features_extractor_class is NatureCNN:
-                remedy = "use 'MultiInputPolicy' (with LSTMs 'MultiInputLstmPolicy')"
+                remedy = for_dicts
             name = type(self).__name__
             raise ArgumentError(f"`policy`={name} cannot work with {self.observation_space}: {remedy}") from error
         if not hasattr(extractor, "features_dim"):

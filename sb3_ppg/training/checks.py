@@ -132,6 +132,7 @@ def check_prior(model: PhasicInterface) -> None:
 def check_objective(model: PhasicInterface) -> None:
     """Refuse arguments that the objective cannot work with."""
     cls = type(model.objective)
+    named = f"`objective`={objective_name(cls)!r}"
     remedy = (
         "its own `get`, `_get_samples` or `to_torch` would never be called, because PPG draws the minibatches of both phases "
         "itself; use None, and, to save memory, aux_buffer_kwargs=dict(storage='mmap')"
@@ -144,14 +145,13 @@ def check_objective(model: PhasicInterface) -> None:
     remedy = f"it does not store the policy's {', '.join(sorted(missing))}; see docs/extending.md for one that does"
     require(model, not missing, "rollout_buffer_class", remedy)
     is_whole = not model.objective.needs_whole_minibatches or not isinstance(model.micro_batch_size, int)
-    remedy = f"`objective`={objective_name(cls)!r} compares the samples of a whole minibatch; use None"
-    require(model, is_whole, "micro_batch_size", remedy)
+    require(model, is_whole, "micro_batch_size", f"{named} compares the samples of a whole minibatch; use None")
     if cls.value_targets is not Objective.value_targets:
-        remedy = f"`objective`={objective_name(cls)!r} has its own value targets, which are scalar and not recomputed; use "
+        remedy = f"{named} has its own value targets, which are scalar and not recomputed; use "
         require(model, model.reward_weights is None, "reward_weights", f"{remedy}another objective, or None")
         require(model, not model.recompute_advantages, "recompute_advantages", f"{remedy}False")
         require(model, model.replay.capacity == 1, "replay_kwargs", f"{remedy}None")
-        remedy = f"it computes advantages in its own way, and `objective`={objective_name(cls)!r} the value targets; use None"
+        remedy = f"it computes advantages in its own way, and {named} the value targets; use None"
         require(model, is_recomputable(model.rollout_buffer), "rollout_buffer_class", remedy)
     check_replay(model)
     model.objective.check(model.policy, arguments_of(model))

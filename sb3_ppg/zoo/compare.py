@@ -89,8 +89,8 @@ def contestant(name: str, args: argparse.Namespace) -> tuple[list[str], list[str
         manager = Manager(argparse.Namespace(), algorithm, args.env, "", **options)
         settings, _ = manager.read_hyperparameters()
         settings = {key: value for key, value in settings.items() if key != "callback"}  # not used here
-        if ALGOS[algorithm].__module__.startswith(("sb3_ppg.", "stable_baselines3.", "sb3_contrib.")):  # not a user's **kwargs
-            manager._check_names(settings)
+        if ALGOS[algorithm].__module__.startswith(("stable_baselines3.", "sb3_contrib.")):  # not a user's **kwargs
+            manager._check_names(settings)  # as `_preprocess_hyperparams` does for ours
         with raised_as(ArgumentError, f"{name!r} cannot work", ImportError):
             manager._preprocess_hyperparams(copy.deepcopy(settings))
     del settings["n_timesteps"]  # nor this
