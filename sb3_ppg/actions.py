@@ -659,7 +659,6 @@ class NestedDistribution(ActionDistribution):
 
 
 def _row(actions: Iterator[th.Tensor]) -> th.Tensor:
-    """Write the actions of all leaves into rows of numbers."""
     return th.cat([action.reshape(action.shape[0], -1) for action in actions], dim=1)
 
 

@@ -61,7 +61,6 @@ class DeterministicPolicy(nn.Module):
         space = copy.deepcopy(model.observation_space)  # whose random generator the environment may use
         self.is_dict = isinstance(space, spaces.Dict)
         self.parts: dict[str, spaces.Space] = dict(space.spaces) if isinstance(space, spaces.Dict) else {"observation": space}
-        self.n_choices = sum(n_choices(model.action_space))
         self.input_names, self.output_names = [*self.parts], ["action"]
         if isinstance(self.policy.actions, NestedActions):
             self.output_names = [f"action.{path}" for path, _ in leaves(model.action_space)]
@@ -111,7 +110,7 @@ class DeterministicPolicy(nn.Module):
         parts = [moderate(space) for space in self.parts.values()]
         inputs = [th.as_tensor(np.stack([space.sample() for _ in range(n_envs)])) for space in parts]
         if "action_masks" in self.input_names:
-            inputs.append(th.ones(n_envs, self.n_choices, dtype=th.bool))
+            inputs.append(th.ones(n_envs, sum(n_choices(self.policy.action_space)), dtype=th.bool))
         if "hidden" in self.input_names:
             hidden = th.zeros(self.policy.lstm_actor.num_layers, n_envs, self.policy.lstm_actor.hidden_size)
             inputs += [hidden, hidden.clone(), th.ones(n_envs, dtype=th.bool)]  # not one tensor: that would be one input

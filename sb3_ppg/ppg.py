@@ -163,10 +163,12 @@ class PPG(PhasicAlgorithm):
             self.aux_buffer.add(rollout.kept(self.stored_keys), self._current_progress_remaining)
             self.logger.record("time/phase_position", len(self.aux_buffer) / self.n_policy_iterations)
             if len(self.aux_buffer) >= self.n_policy_iterations:
-                with self.aux_buffer.phase():
+                try:
                     n_before = self.num_timesteps - self.n_steps * self.n_envs * n_processes()
                     if self.objective.is_due(n_before):  # always, except for DNA's first steps
                         self.auxiliary_phase()
+                finally:  # after a failed phase, too, the next one waits for new rollouts
+                    self.aux_buffer.reset()
         self.rollout_end = None  # set by the next `collect_rollouts`
         average_batch_statistics([self.policy, self.objective])
         self._compiles_updates = self._compiles_updates and not self.compiled_training.has_stopped

@@ -4,7 +4,6 @@ import math
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -62,14 +61,6 @@ class AuxBuffer:
         self.on_device: list[Rollout] | None = None  # all rollouts, during a phase
         self.recorded: th.Tensor | None = None  # (n_samples, P)
         self.progress: list[float] = []  # remaining progress of the run (from 1 to 0) at each rollout's policy update
-
-    @contextmanager
-    def phase(self) -> Iterator[None]:
-        """Context manager around an auxiliary phase. After the phase, even a failed one, the next waits for new rollouts."""
-        try:
-            yield
-        finally:
-            self.reset()
 
     def __len__(self) -> int:
         """The number of rollouts."""

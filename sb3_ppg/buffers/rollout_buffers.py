@@ -139,7 +139,7 @@ class VectorRewardBuffer(RolloutBuffer):
     vector_values: np.ndarray
     vector_returns: np.ndarray
     component_weights: np.ndarray
-    bootstrapped: np.ndarray  # γ V at time limits, see ``SeparatesBootstrap``
+    bootstrapped: np.ndarray  # γ V at time limits
 
     @override
     def __reduce__(self) -> tuple:

@@ -5,7 +5,7 @@ from collections import Counter, namedtuple
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any, Literal, NamedTuple, Protocol, Self, cast, runtime_checkable
+from typing import Any, Literal, NamedTuple, Self, cast
 
 import numpy as np
 import torch as th
@@ -271,13 +271,6 @@ def longest_equal_part(whole: int, limit: int) -> int:
 
 
 # ---- buffers ----
-
-
-@runtime_checkable
-class SeparatesBootstrap(Protocol):
-    """A rollout buffer that gets γ V at time limits in ``bootstrapped``, instead of added to the rewards."""
-
-    bootstrapped: np.ndarray  # (n_steps, n_envs)
 
 
 def is_recomputable(rollout_buffer: RolloutBuffer) -> bool:

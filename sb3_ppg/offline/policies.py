@@ -252,7 +252,6 @@ class BCQPolicy(BasePolicy):
 
 
 def _target(network: Any) -> Any:
-    """Return a copy that no optimizer trains."""
     return copy.deepcopy(network).requires_grad_(False).eval()
 
 

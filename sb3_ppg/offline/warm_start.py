@@ -78,7 +78,6 @@ def fit_to_data(model: PhasicInterface, dataset: Any, agent: Any, n_epochs: int,
 
 
 def _normalized(model: Any, data: Dataset) -> Dataset:
-    """Return the data as the model's ``VecNormalize`` gives it."""
     normalizer = only_normalizer(model.env)
     if normalizer is None:
         return data

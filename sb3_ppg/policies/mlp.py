@@ -151,7 +151,17 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
             layers = net_arch if isinstance(net_arch, dict) else {}
             is_dual = share_features_extractor is False or layers.get("pi", []) != layers.get("vf", [])
             architecture = "dual" if is_dual else self.default_architecture
-        _check_architecture(architecture, detach_value_in_aux_phase, share_features_extractor)
+        check_value("architecture", architecture, choice(*get_args(Architecture)))
+        if detach_value_in_aux_phase and architecture != "detached":
+            raise ArgumentError(
+                f"`detach_value_in_aux_phase`=True has no meaning with `architecture`={architecture!r}: "
+                "use architecture='detached' or leave it False"
+            )
+        if share_features_extractor is False and architecture != "dual":
+            raise ArgumentError(
+                f"`share_features_extractor`=False contradicts `architecture`={architecture!r}, which is one network: "
+                "use architecture='dual' or leave it out"
+            )
         is_nested = isinstance(action_space, NESTED)
         if distribution_class is not None and is_nested:
             raise ArgumentError(
@@ -656,7 +666,6 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
     def _predict_next(
         self, obs: PyTorchObs, state: Any, starts: np.ndarray | None, deterministic: bool = False, **context: Any
     ) -> tuple[th.Tensor, Any]:
-        """Return actions, and the state after them."""
         return self._predict(obs, deterministic, **context), state
 
     def _taken(self, actions: th.Tensor, vectorized_env: bool) -> Any:
@@ -695,8 +704,6 @@ def preprocess(obs: Any, space: Any, normalize_images: bool) -> Any:
 
 
 def _check_overrides(cls: type) -> None:
-    """Refuse a class that overrides a method that follows from ``evaluate``, but not ``evaluate``."""
-
     def depth(method: str) -> int:
         return next(number for number, base in enumerate(cls.__mro__) if method in vars(base))
 
@@ -704,20 +711,6 @@ def _check_overrides(cls: type) -> None:
         raise ArgumentError(
             f"`policy`={cls.__name__} cannot work: it overrides {' and '.join(overridden)}, which the losses do not call; "
             "override `evaluate`, whose result they use, see docs/guides/own_networks.md"
-        )
-
-
-def _check_architecture(architecture: Any, detach_value_in_aux_phase: Any, share_features_extractor: Any) -> None:
-    check_value("architecture", architecture, choice(*get_args(Architecture)))
-    if detach_value_in_aux_phase and architecture != "detached":
-        raise ArgumentError(
-            f"`detach_value_in_aux_phase`=True has no meaning with `architecture`={architecture!r}: "
-            "use architecture='detached' or leave it False"
-        )
-    if share_features_extractor is False and architecture != "dual":
-        raise ArgumentError(
-            f"`share_features_extractor`=False contradicts `architecture`={architecture!r}, which is one network: "
-            "use architecture='dual' or leave it out"
         )
 
 

@@ -62,10 +62,6 @@ def _is_ours(cls: type, method: str) -> bool:
     return all(module.startswith("sb3_ppg.") for module in modules)
 
 
-class NotCovered(Exception):
-    """Raised for a part of a policy that has no counterpart here."""
-
-
 class NumpyActor:
     """
     A policy's networks as functions of NumPy, on views of torch's parameters, so that they change with these.
@@ -92,7 +88,7 @@ class NumpyActor:
         self._places = [*map(th.Tensor.data_ptr, self._tensors)]
         is_plain = all(_is_ours(type(policy), name) for name in METHODS) and policy.input_keys in ((), ("action_masks",))
         if is_plain and not self._is_changed() and policy.mixed_precision is None and policy.device.type == "cpu":
-            with suppress(NotCovered):
+            with suppress(NotImplementedError):  # for a part that has no counterpart here
                 self._encode = _encoder(policy)
                 trunk, head = policy.mlp_extractor, policy.value_net
                 self._pi_layers = _layers(trunk.policy_net)
@@ -161,7 +157,6 @@ def _sigmoid(x: np.ndarray) -> np.ndarray:
 
 
 def _layers(network: Any) -> list[Layer]:
-    """Return the functions of linear layers, activations, value heads, and sequences of such."""
     kind: Any = type(network)
     if kind is nn.Sequential:
         return [layer for part in network.children() for layer in _layers(part)]
@@ -173,12 +168,12 @@ def _layers(network: Any) -> list[Layer]:
         return [_linear(network)]
     if kind in ACTIVATIONS:
         return [ACTIVATIONS[kind](network)]
-    raise NotCovered
+    raise NotImplementedError
 
 
 def _linear(layer: nn.Linear) -> Layer:
     if layer.weight.dtype != th.float32 or layer.weight.numel() > LARGEST_LAYER:
-        raise NotCovered
+        raise NotImplementedError
     weight = layer.weight.detach().numpy().T
     if layer.bias is None:
         return lambda x: x.dot(weight)
@@ -191,13 +186,13 @@ def _encoder(policy: Any) -> Layer:
     space = policy.preprocessed_space
     extractors = {type(policy.pi_features_extractor), type(policy.vf_features_extractor)}
     if extractors != {FlattenExtractor} or type(policy.mlp_extractor) not in (MlpExtractor, SharedTrunk):
-        raise NotCovered
+        raise NotImplementedError
     size = spaces.flatdim(space)
     if (isinstance(space, spaces.Box) and not policy.scaled_images) or isinstance(space, spaces.MultiBinary):
         return lambda x: x.reshape(len(x), size).astype(np.float32, copy=False)
     if isinstance(space, spaces.Discrete):
         return partial(_one_hot, size=size, start=space.start)
-    raise NotCovered
+    raise NotImplementedError
 
 
 def _one_hot(numbers: np.ndarray, size: int, start: int) -> np.ndarray:
@@ -213,7 +208,6 @@ def _one_hot(numbers: np.ndarray, size: int, start: int) -> np.ndarray:
 
 
 def _draw_of(policy: Any) -> Draw:
-    """Return the function from a distribution's parameters and masks to actions and their log-probabilities."""
     distribution = policy._action_dist
     kind = type(distribution)
     if kind in (CategoricalDistribution, MaskableCategoricalDistribution):
@@ -226,7 +220,7 @@ def _draw_of(policy: Any) -> Draw:
     if kind in (DiagGaussianDistribution, SquashedDiagGaussianDistribution, SquashedGaussianDistribution):
         log_std, epsilon = policy.log_std.detach().numpy(), getattr(distribution, "epsilon", None)
         return lambda mean, _, mode: _draw_numbers(mean, log_std, mode, epsilon)
-    raise NotCovered
+    raise NotImplementedError
 
 
 def _draw_choice(logits: np.ndarray, masks: Any, mode: bool) -> tuple[np.ndarray, np.ndarray]:

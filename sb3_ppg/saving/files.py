@@ -161,7 +161,9 @@ def checked_model_file(path: str | Path | io.BufferedIOBase, cls: type, given: A
         path = beside
     with nullcontext(path) if isinstance(path, io.BufferedIOBase) else open_path(path, "r", suffix="zip") as file:
         path = getattr(file, "name", path)
-        attributes = _attributes(file, path, check_all=True)
+        with raised_as(ModelFormatError, f"{path} is damaged, or no model's file"), zipfile.ZipFile(file) as archive:
+            _check_archive(archive)
+            attributes = json.loads(archive.read("data"))
         if SAVED_BY not in attributes:
             raise ModelFormatError(
                 f"{path} is another class's file: no algorithm of sb3_ppg saved it. Use the `load` of the class that did, "
@@ -193,8 +195,8 @@ def checkpoint_of(path: Path) -> tuple[str | None, int]:
 
 def saved_attributes(path: Path) -> dict[str, Any]:
     """Return a model's attributes as its file has them in JSON, most of them pickled; none if it is damaged or not there."""
-    with suppress(OSError, ModelFormatError), path.open("rb") as file:
-        return _attributes(file, path)
+    with suppress(Exception), zipfile.ZipFile(path) as archive:
+        return json.loads(archive.read("data"))
     return {}
 
 
@@ -205,14 +207,6 @@ def is_whole(path: Path) -> bool:
         # In a truncated file, zipfile may find one of torch's zip files, which are inside
         return not {"data", "description.npy"}.isdisjoint(archive.namelist())
     return False
-
-
-def _attributes(file: io.BufferedIOBase, path: Any, check_all: bool = False) -> dict[str, Any]:
-    """Return what ``saved_attributes`` returns, or raise an error; with ``check_all``, verify all checksums first."""
-    with raised_as(ModelFormatError, f"{path} is damaged, or no model's file"), zipfile.ZipFile(file) as archive:
-        if check_all:
-            _check_archive(archive)
-        return json.loads(archive.read("data"))
 
 
 def _check_archive(archive: zipfile.ZipFile) -> None:

@@ -146,46 +146,31 @@ def load_training_state(model: PhasicInterface, path: Path) -> None:
     with own.open("rb") as file, raised_as(ModelFormatError, damaged, ArgumentError, MemoryError):
         archive = np.load(file, allow_pickle=False)
         description = json.loads(archive["description"].tobytes())
-        _check_identity(own, description, identity(model, same_processes))
+        check_version(own, description["version"], FORMAT_VERSION, description[WRITTEN_BY])
+        for name, value in identity(model, same_processes).items():
+            if (found := description["identity"].get(name)) != value:
+                difference = f"its {name.replace('_', ' ')} is {found!r}, the model's {value!r}"
+                raise ModelFormatError(f"{own} does not belong to this model: {difference}")
         running = all_statistics(model.env)
         normalization = {name: {part: archive[f"normalize/{name}/{part}"] for part in MOMENTS} for name in running}
-        aux_buffer, replayed = copy.copy(model.aux_buffer), []
+        aux_buffer = copy.copy(model.aux_buffer)
         aux_buffer.reset()
+        replayed: list[Rollout] = []  # the next update drops the oldest, if this model replays fewer
         if same_processes:
             n_stored, _ = model.n_kept_rollouts()
             aux_buffer.check_room(model.rollout_buffer, model.stored_keys, n_stored, model.policy.state_keys)
             for index in range(n_stored):  # one after the other: only a disk may have room for all
                 aux_buffer.add(_read_rollout(archive, f"rollouts/{index}", model, model.stored_keys).select(model.stored_keys))
             aux_buffer.progress = description["progress_of_rollouts"]
-            replayed = _replayed(model, own, archive, description["replay_uses"])
+            for index, numbers in enumerate(description["replay_uses"]):
+                replayed.append(_read_rollout(archive, f"replay/{index}", model, model.minibatch_keys))
+                replayed[-1].uses.update(dict(zip(KINDS, numbers, strict=True)))
             restore_generators(description["generators"])
     # Everything is checked: nothing below can fail
     model.aux_buffer, model.replay.rollouts = aux_buffer, replayed
     model._missing_rollouts = None
     for name, rms in running.items():
         vars(rms).update(normalization[name])
-
-
-def _check_identity(path: Path, description: dict[str, Any], wanted: dict[str, Any]) -> None:
-    check_version(path, description["version"], FORMAT_VERSION, description[WRITTEN_BY])
-    for name, value in wanted.items():
-        if (found := description["identity"].get(name)) != value:
-            difference = f"its {name.replace('_', ' ')} is {found!r}, the model's {value!r}"
-            raise ModelFormatError(f"{path} does not belong to this model: {difference}")
-
-
-def _replayed(model: PhasicInterface, path: Path, archive: Any, uses: list[list[int]]) -> list[Rollout]:
-    if not uses:
-        return []
-    if model.replay.capacity == 1 or len(uses) > model.replay.capacity:
-        raise ModelFormatError(
-            f"{path} has {len(uses)} rollouts that the policy phase is to learn from again, this model keeps "
-            f"{model.replay.capacity}: use the `replay_kwargs` of its training"
-        )
-    rollouts = [_read_rollout(archive, f"replay/{index}", model, model.minibatch_keys) for index in range(len(uses))]
-    for rollout, numbers in zip(rollouts, uses, strict=True):
-        rollout.uses.update(dict(zip(KINDS, numbers, strict=True)))
-    return rollouts
 
 
 def _read_rollout(archive: Any, name: str, model: PhasicInterface, keys: Iterable[str]) -> Rollout:

@@ -16,7 +16,6 @@ from sb3_ppg.arrays import map_arrays
 from sb3_ppg.buffers.rollouts import (
     Observations,
     Rollout,
-    SeparatesBootstrap,
     add_step,
     batches,
     is_recomputable,
@@ -141,7 +140,7 @@ def _bootstrapped(
 ) -> np.ndarray:
     """
     Return rewards, (n_envs,), with γ V(last observation) added to the last one of an episode that a time limit ended, unless
-    the buffer gets it in its ``bootstrapped``, see ``SeparatesBootstrap``.
+    the buffer has an array ``bootstrapped``, to which it is then added.
     """
     rewards = rewards + ZERO  # not the environments' own array, which may also hold integers
     cut_off, last_observations = [], []
@@ -161,7 +160,7 @@ def _bootstrapped(
         with th.no_grad():
             values = model.policy.next_values(model.policy.step_batch(observations, np.zeros(len(cut_off), bool), memory))
         place = rewards
-        if isinstance(rollout_buffer, SeparatesBootstrap):  # because it normalizes rewards
+        if hasattr(rollout_buffer, "bootstrapped"):  # because it normalizes rewards
             place = rollout_buffer.bootstrapped[rollout_buffer.pos]
         bootstrap = values.cpu().numpy().reshape(len(cut_off), *place.shape[1:])  # of each component, if there are several
         place[cut_off] += np.asarray(model.gamma, bootstrap.dtype) * bootstrap

@@ -8,7 +8,6 @@ from typing import Any
 
 import optuna
 import rl_zoo3.exp_manager
-import yaml
 from rl_zoo3.hyperparams_opt import convert_offpolicy_params, convert_onpolicy_params
 
 import sb3_ppg
@@ -33,15 +32,6 @@ def hyperparameter_file(algo: str) -> Path:
     package = Path(sb3_ppg.__file__).parent
     folder = package / "hyperparams"
     return (folder if folder.is_dir() else package.parent / "hyperparams") / f"{SAME_FILE.get(algo, algo)}.yml"
-
-
-def entry_of(env_id: str, config: str) -> str:
-    """Return the entry of the environment's family, if the file has that and none for the environment; else ``env_id``."""
-    if not config.endswith((".yml", ".yaml")):
-        return env_id
-    entries = yaml.safe_load(Path(config).read_text())
-    family = next((name for name, is_member in FAMILIES.items() if is_member(env_id)), env_id)
-    return family if env_id not in entries and family in entries else env_id
 
 
 def eval_expression(expression: str) -> Any:

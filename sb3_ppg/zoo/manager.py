@@ -47,7 +47,7 @@ from sb3_ppg.saving.files import package_version
 from sb3_ppg.saving.training_state import files_of_processes, generators_kept
 from sb3_ppg.zoo.diagnosis import LogFile
 from sb3_ppg.zoo.environments import PROCGEN_IDS
-from sb3_ppg.zoo.hyperparameters import BUDGET, OFFLINE, entry_of, eval_expression, hyperparameter_file
+from sb3_ppg.zoo.hyperparameters import BUDGET, FAMILIES, OFFLINE, eval_expression, hyperparameter_file
 from sb3_ppg.zoo.resuming import (
     SAME,
     check_same,
@@ -163,10 +163,13 @@ class Manager(ExperimentManager):
 
     def _read_entry(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Read the entry of the environment or, where the file has none, that of its family."""
-        env_name, entry = self.env_name, entry_of(self.env_name.gym_id, self.config)
-        if entry != env_name.gym_id:
-            print(f"Using {entry!r} hyperparameters")
-        self.env_name = EnvironmentName(entry)
+        env_name = self.env_name
+        if self.config.endswith((".yml", ".yaml")):
+            entries = yaml.safe_load(Path(self.config).read_text())
+            family = next((name for name, is_member in FAMILIES.items() if is_member(env_name.gym_id)), "")
+            if env_name.gym_id not in entries and family in entries:
+                print(f"Using {family!r} hyperparameters")
+                self.env_name = EnvironmentName(family)
         copied: AbstractContextManager = nullcontext()
         if not self.config.endswith((".yml", ".yaml", ".py")):  # a module, whose dictionaries the Zoo would change
             module = importlib.import_module(self.config)
@@ -323,9 +326,7 @@ class Manager(ExperimentManager):
     @override
     def create_callbacks(self) -> None:
         """Make evaluations use action masks, also in comparisons, and keep the earlier evaluations of a continued run."""
-        # `_EvalCallback` compares with the steps of training, which those from recorded data do not have
-        evaluating = EvalCallback if self.algo in OFFLINE else _EvalCallback
-        with patch.object(rl_zoo3.exp_manager, "EvalCallback", evaluating):
+        with patch.object(rl_zoo3.exp_manager, "EvalCallback", _EvalCallback):
             super().create_callbacks()
         for callback in self.callbacks:
             if isinstance(callback, EvalCallback) and self.n_steps_before > 0:
@@ -471,8 +472,7 @@ class Manager(ExperimentManager):
             return sampled | with_networks(self._hyperparams, sampled.get("policy_kwargs", {}))
 
         own = {self.algo: sample} if self.is_ours else {}
-        evaluating = TrialEvalCallback if self.algo in OFFLINE else _TrialEvalCallback
-        with patch.object(rl_zoo3.exp_manager, "TrialEvalCallback", evaluating), patch.dict(samplers, own):
+        with patch.object(rl_zoo3.exp_manager, "TrialEvalCallback", _TrialEvalCallback), patch.dict(samplers, own):
             super().hyperparameters_optimization()
         if self.study is not None:  # its trials have run in this process
             number = self.study.best_trial.number

@@ -76,9 +76,6 @@ def patched() -> Iterator[None]:
         yield
 
 
-# ---- repairs ----
-
-
 @contextmanager
 def _patched_in_the_zoo(name: str, new: Any) -> Iterator[None]:
     """Replace a function of ``rl_zoo3.utils`` for scripts that import it, from there or from ``rl_zoo3``, within a block."""
@@ -223,9 +220,6 @@ REPAIRS = (
     figures_as_files,
     episodes_that_wrappers_cut,
 )
-
-
-# ---- for the scripts that need it ----
 
 
 @contextmanager

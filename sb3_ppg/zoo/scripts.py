@@ -96,9 +96,6 @@ def record_training() -> None:
             raise ArgumentError("ffmpeg could not join the videos: it says why above")
 
 
-# ---- our own: report, record_dataset ----
-
-
 def report() -> None:
     """Evaluate the latest agent of an environment, draw its learning curve, diagnose its run, and say where its files are."""
     parser = agent_parser("Evaluate an agent, draw its learning curve and diagnose its run")

@@ -40,8 +40,6 @@ from sb3_ppg.zoo.scripts import agent_parser, evaluate, load_agent, plot_learnin
 FOLDERS = [Path("pretrained"), Path(sb3_ppg.__file__).parent.parent / "pretrained"]
 UNPACKED = Path("logs") / "pretrained"  # as runs, which the Zoo's scripts read
 
-# ---- zoo.json ----
-
 ZOO = "zoo.json"
 MAX_BYTES = 2**14
 # The wrappers that a shared model may name, by module
@@ -133,9 +131,6 @@ def _is_usual(value: Any) -> bool:
     return isinstance(value, int | float) and abs(value) <= MAX_NUMBER and (value >= 0 or value % 1 != 0)
 
 
-# ---- push_to_hub ----
-
-
 def push() -> None:
     """Share a run's model, with a description of its environment, a card, a video and its learning curve."""
     parser = agent_parser("Share a trained agent on the Hugging Face Hub", env=None)
@@ -214,9 +209,6 @@ sb3-ppg enjoy{algo} --env {env_id}{packages} -f logs
         return commands
     python = python_usage(FAMILY[args.algo].algorithm, repo_id, env_id, environment.env_kwargs, [], is_normalized)
     return f"{commands}\n\nIn Python:\n\n{python}"
-
-
-# ---- load_from_hub ----
 
 
 def fetch() -> None:
@@ -298,9 +290,6 @@ def unpack(
             log_path.mkdir()
         # Each file takes its place in one step: others may be reading it
         shutil.copytree(made, log_path, dirs_exist_ok=True, copy_function=os.replace)
-
-
-# ---- --pretrained ----
 
 
 def with_pretrained(option: str, arguments: list[str]) -> list[str]:

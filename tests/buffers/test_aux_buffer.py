@@ -85,11 +85,11 @@ def test_an_epoch_is_every_sequence_once_in_whole(space, n_sequences):
     assert sequences != again.targets.reshape(-1, N_STEPS).tolist()
 
 
-def test_a_buffer_forgets_its_rollouts_after_a_phase():
+def test_a_buffer_forgets_its_rollouts_when_it_is_reset():
     aux_buffer = make_aux_buffer(n_rollouts=4)
-    with aux_buffer.phase():
-        record(aux_buffer)
-        assert len(aux_buffer) == 4
+    record(aux_buffer)
+    assert len(aux_buffer) == 4
+    aux_buffer.reset()
     assert len(aux_buffer) == 0
 
 
@@ -128,8 +128,7 @@ def test_minibatches_on_a_gpu_are_those_on_the_cpu(space, free, device, monkeypa
     assert on_cpu.on_device is None and (on_gpu.on_device is None) == (free < 2)
     for ours, theirs in zip(epoch(on_gpu), epoch(on_cpu), strict=True):
         assert th.equal(ours, theirs) and ours.dtype == theirs.dtype
-    with on_gpu.phase():
-        pass
+    on_gpu.reset()
     assert on_gpu.on_device is None
 
 

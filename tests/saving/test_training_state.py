@@ -118,19 +118,17 @@ def test_the_file_of_other_lstms_is_refused(tmp_path):
         models[1].load_aux_buffer(tmp_path / "buffer.npz")
 
 
-def test_a_file_with_more_rollouts_than_the_model_takes_names_the_argument(tmp_path):
-    """It is not damaged. The other way round, a longer replay begins with the rollouts that there are."""
-    model, path = saved(tmp_path, n_rollouts=4, replay_kwargs=dict(policy_rollouts=2))
-    model.save(tmp_path / "model.zip")
-    other = PPG.load(tmp_path / "model.zip", replay_kwargs=None)
-    with pytest.raises(ModelFormatError, match=r"buffer\.npz has .*rollouts .*: use the `replay_kwargs` of its training"):
+def test_a_run_may_replay_another_number_of_rollouts_when_it_goes_on(tmp_path):
+    """A shorter replay keeps the latest rollouts, a longer one begins with those that there are."""
+    for before, after, n_replayed in ((3, None, 1), (3, 2, 2), (1, 2, 2)):
+        model, path = saved(tmp_path, n_rollouts=4, replay_kwargs=dict(policy_rollouts=before))
+        model.save(tmp_path / "model.zip")
+        replay_kwargs = None if after is None else dict(policy_rollouts=after)
+        other = PPG.load(tmp_path / "model.zip", env=model.get_env(), replay_kwargs=replay_kwargs)
         other.load_aux_buffer(path)
-    model, path = saved(tmp_path)
-    model.save(tmp_path / "model.zip")
-    other = PPG.load(tmp_path / "model.zip", env=model.get_env(), replay_kwargs=dict(policy_rollouts=2))
-    other.load_aux_buffer(path)
-    assert len(other.aux_buffer) == len(model.aux_buffer) == 2
-    other.learn(8, reset_num_timesteps=False)
+        assert len(other.aux_buffer) == len(model.aux_buffer) == 1
+        other.learn(8 * (2 if before == 1 else 1), reset_num_timesteps=False)
+        assert len(other.replay.rollouts) == n_replayed
 
 
 def test_statistics_of_each_normalisation_come_back(tmp_path):
