@@ -79,7 +79,6 @@ SMALL = [
     Task("InvertedPendulum-v5", 60_000, 5.0, 1000.0),
     Task("LunarLanderContinuous-v3", 100_000, -180.0, 200.0),
 ]
-LONG = [task for task in SMALL if task.env_id in ("LunarLander-v3", "Hopper-v5", "HalfCheetah-v5", "Walker2d-v5")]
 # Environments with entries, by the page that sums them up
 ENTERED = {
     "entries": ("Acrobot-v1", "LunarLander-v3", "LunarLanderContinuous-v3"),
@@ -103,7 +102,6 @@ POOLS: dict[str, tuple[str, dict[str, tuple[list[Task], str]]]] = {
         "MinAtar: architectures and auxiliary phases",
         {f"five games, {first}": (GAMES, first) for first in ("PPG", "PPG, half of the phase", "PPG, 1 auxiliary epoch")},
     ),
-    "default_entry": ("The entry `default` of ppg.yml, and changes to it", {"four environments": (LONG, "PPG")}),
     **{
         page: (
             f"Entries of ppg.yml beside PPO: {', '.join(ids)}",
@@ -160,20 +158,21 @@ def with_entries(env_id: str, n_timesteps: int, zoo_id: str = "") -> Match:
 
 
 def with_defaults(env_id: str, n_timesteps: int, *package: Any, policy: str = "MlpPolicy", **further: Any) -> Match:
-    """Return PPG with its defaults against PPO with its own, with normalized rewards, and then also with a higher rate."""
+    """Return PPG with its defaults against PPO with its own and normalized rewards, and then also with a higher rate."""
     settings: Settings = dict(policy=policy, **further)
     normalized = {**settings, "normalize": NORMALIZED}
     opponents = {"PPO, normalized rewards": ("ppo", normalized)}
     opponents["PPO, normalized rewards, rate 5e-4"] = ("ppo", {**normalized, "learning_rate": 5e-4})
-    return Match(env_id, n_timesteps, {"PPG": ("ppg", settings), **opponents, "PPO": ("ppo", settings)}, *package)
+    return Match(env_id, n_timesteps, {"PPG": ("ppg", settings), **opponents}, *package)._replace(seeds=range(5))
 
 
 def with_parts(task: Task) -> Match:
     """
-    Return both algorithms with their defaults, PPO with those of an equally long search (results/ppo_search.md), and PPG with
-    either of its parts alone.
+    Return both algorithms with their defaults, PPO also with raw rewards and with those of an equally long search
+    (results/ppo_search.md), and PPG with either of its parts alone.
     """
     match = with_defaults(task.env_id, task.n_timesteps)
+    raw: dict[str, Any] = {"PPO": ("ppo", dict(policy="MlpPolicy"))}
     found = dict(n_epochs=15, batch_size=32, learning_rate=5e-4, clip_range=0.3, ent_coef=0.001)
     searched = {"PPO, searched": ("ppo", dict(policy="MlpPolicy", normalize=NORMALIZED, **found))}
     alone: Settings = dict(policy="MlpPolicy", normalize=NORMALIZED, normalize_value_targets=False)
@@ -181,7 +180,7 @@ def with_parts(task: Task) -> Match:
         "PPG, value units without phase": ("ppg_without_phase", dict(policy="MlpPolicy")),
         "PPG, phase without value units, normalized rewards": ("ppg", alone),
     }
-    return match._replace(contestants={**match.contestants, **parts, **searched}, seeds=range(20, 25), page="defaults")
+    return match._replace(contestants={**match.contestants, **raw, **parts, **searched}, seeds=range(20, 25), page="defaults")
 
 
 def architectures(own: Settings, networks: str) -> dict[str, tuple[str, Settings]]:
@@ -219,26 +218,6 @@ def with_rates(env_id: str, n_timesteps: int) -> Match:
     return Match(env_id, n_timesteps, found)
 
 
-def with_default_entry(env_id: str) -> Match:
-    """
-    Return PPG with the entry ``default`` of its file, which normalizes rewards, and with changes to it. A change replaces the
-    entry if it is better over the four environments after equal steps (the interval of the entry's probability to be better is
-    below 1/2) and not worse by the mean of the curve; of several, the one with the highest score at the end. By chance, one of
-    four that change nothing passes in at most 10 of 100 cases.
-    """
-    own = ENTRIES["default"]
-    raw = {name: value for name, value in own.items() if name != "normalize"}
-    falling, faster = dict(learning_rate="lin_3e-4"), dict(learning_rate="lin_6e-4")
-    contestants = {
-        "PPG": ("ppg", own),
-        "PPG, rate from 3e-4 to 0": ("ppg", own | falling),
-        "PPG, rate from 6e-4 to 0": ("ppg", own | faster),
-        "PPG, raw rewards": ("ppg", raw),
-        "PPG, raw rewards, rate from 3e-4 to 0": ("ppg", raw | falling),
-    }
-    return Match(env_id, 1_000_000, contestants, seeds=range(5), page="default_entry")
-
-
 def with_memory(env_id: str, n_timesteps: int) -> Match:
     """Return RecurrentPPG and RecurrentPPO with their defaults, and each with its own and the other's entry."""
     default: Settings = dict(policy="MlpLstmPolicy")
@@ -263,7 +242,7 @@ def with_builds(env_id: str, n_timesteps: int) -> Match:
         "SB3's PPO": ("ppo", shared),
         "SBX's PPO": ("sbx_ppo", shared),
     }
-    return Match(env_id, n_timesteps, contestants, "sbx")
+    return Match(env_id, n_timesteps, contestants, "sbx", seeds=range(5))
 
 
 class SbxPPO:
@@ -353,7 +332,6 @@ MATCHES = {
         for page, ids in ENTERED.items()
         for env_id in ids
     },
-    **{f"{task.env_id}, default entry": with_default_entry(task.env_id) for task in LONG},
     "CartPole without velocities": with_memory("CartPoleNoVel-v1", 100_000),
     "LunarLander-v3, same settings": with_builds("LunarLander-v3", 500_000),
     "HalfCheetah-v5, same settings": with_builds("HalfCheetah-v5", 1_000_000),
@@ -369,8 +347,10 @@ MATCHES = {
     "2048": with_defaults(
         *("gymnasium_2048/TwentyFortyEight-v0", 350_000, "gymnasium-2048", "gymnasium_2048", dict(max_episode_steps=5000))
     ),
-    "BipedalWalker-v3": with_entries("BipedalWalker-v3", 2_000_000),
-    "BipedalWalkerHardcore-v3": with_entries("BipedalWalkerHardcore-v3", 2_000_000),
+    **{
+        env_id: with_entries(env_id, 2_000_000)._replace(seeds=range(5))
+        for env_id in ("BipedalWalker-v3", "BipedalWalkerHardcore-v3")
+    },
     **{f"{task.env_id}, rates": with_rates(task.env_id, task.n_timesteps) for task in SMALL if task.env_id in RATED},
 }
 

@@ -103,7 +103,7 @@ GENERATED |= {notebook: DOCS / "examples" / notebook.name for notebook in DOCS.p
 
 # Where the rows of a table are in files of other names
 ROWS = {
-    **dict.fromkeys(("defaults", "default_entry", "images_minatar", "entries", "entries_mujoco"), "matches"),
+    **dict.fromkeys(("defaults", "images_minatar", "entries", "entries_mujoco"), "matches"),
     "family": "suites family_speed",
     "images": "images_time",
     "seconds_search": "seconds",

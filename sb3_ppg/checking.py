@@ -216,7 +216,6 @@ class _Play(BaseCallback):
         return time.perf_counter() < self.end
 
     def faults(self) -> Iterator[Finding]:
-        """Iterate over the faults that the measurements show."""
         terminated, truncated, both = self.lengths.values()
         lost_steps = innermost(self.training_env).lost_steps if self.is_gymnasium else None
         if lost_steps is not None:
@@ -244,7 +243,6 @@ class _Play(BaseCallback):
             yield Finding("running statistics", "warning", seen, "use SB3's VecNormalize, which all environments share")
 
     def advice(self) -> Iterator[Finding]:
-        """Suggest how to train."""
         lengths = [length for kind in self.lengths.values() for length in kind]
         spec: Any = None
         with suppress(Exception):  # a VecEnv of one's own may have no attributes

@@ -52,10 +52,6 @@ class EpisodicVecEnv(VecEnv):
     def step_async(self, actions: np.ndarray) -> None:
         self.waiting_actions = actions
 
-    def _add_step(self, rewards: np.ndarray) -> None:
-        self._returns += rewards
-        self._lengths += 1
-
     def _end_episode(self, index: int, last_observation: Any, was_cut_off: bool) -> dict[str, Any]:
         """End an environment's episode, and return the entries that SB3 expects in its info."""
         episode = {"r": float(self._returns[index]), "l": int(self._lengths[index]), "t": round(time.time() - self._start, 6)}
@@ -204,7 +200,8 @@ class GymnasiumVecEnv(EpisodicVecEnv):
         observations, given, terminated, truncated, infos = self.env.step(self.waiting_actions)
         rewards = self._combined(given)
         infos, dones = list(infos), terminated | truncated
-        self._add_step(rewards)
+        self._returns += rewards
+        self._lengths += 1
         finished = dones.nonzero()[0].tolist()
         for index in finished:
             last = observation_at(observations, index)
@@ -386,7 +383,8 @@ class EnvPoolVecEnv(EpisodicVecEnv):
             raise ValueError(f"{len(actions)} actions for {self.num_envs} environments: reset() first, then one for each")
         observations, rewards, terminated, truncated, pool_infos = self._pool.step(actions)
         observations, rewards = _copied(observations), np.array(rewards, dtype=np.float32)
-        self._add_step(rewards)
+        self._returns += rewards
+        self._lengths += 1
         cut_off = ~(terminated | truncated) & (self._lengths >= self._limit)
         dones = terminated | truncated | cut_off
         failed = terminated | np.asarray(pool_infos.get("terminated", False), dtype=bool)  # EnvPool never sets both flags
@@ -473,7 +471,6 @@ def _copied(observations: Any) -> Any:
 
 
 def _info_of(pool_infos: dict[str, Any], index: int) -> dict[str, Any]:
-    """Return one environment's part of EnvPool's arrays."""
     return {
         name: values[index].item() if values[index].ndim == 0 else values[index].copy()
         for name, values in pool_infos.items()

@@ -132,13 +132,11 @@ class RewardReader:
 
     def __init__(self, n_components: int):
         self.n_components = n_components
-        self.returns = np.zeros((0, n_components))  # of the current episodes, (n_envs, K)
+        self.returns = np.zeros((1, n_components))  # of the current episodes, (n_envs, K) once a rollout has begun
 
     def begin(self, episode_starts: np.ndarray) -> None:
         """Start a rollout; ``episode_starts`` says whether the latest observations begin an episode, (n_envs,)."""
-        if len(self.returns) != len(episode_starts):
-            self.returns = np.zeros((len(episode_starts), self.n_components))
-        self.returns[episode_starts.astype(bool)] = 0
+        self.returns = np.where(episode_starts[:, None], 0.0, self.returns)
 
     def read(self, dones: np.ndarray, infos: list[dict[str, Any]]) -> np.ndarray:
         """Return the vector rewards of a step, (n_envs, K); raise ``ArgumentError`` if an info has none."""

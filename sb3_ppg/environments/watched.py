@@ -26,15 +26,13 @@ class TimeLimits:
 
     def __init__(self) -> None:
         self.ignored: bool | int = False  # argument ``ignore_terminations``
-        self.steps = np.zeros(0, dtype=int)  # of the current episodes, (n_envs,)
+        self.steps = np.zeros(1, dtype=int)  # of the current episodes, (n_envs,) once a rollout has begun
         self.ends: Counter[int] = Counter()  # numbers of episodes by their lengths
         self.are_reported = self.has_warned = False
 
     def begin(self, episode_starts: np.ndarray, ignored: bool | int) -> None:
         """Start a rollout; ``episode_starts`` says whether the latest observations begin an episode, (n_envs,)."""
-        if len(self.steps) != len(episode_starts):
-            self.steps = np.zeros(len(episode_starts), dtype=int)
-        self.steps[episode_starts.astype(bool)] = 0
+        self.steps = np.where(episode_starts, 0, self.steps)
         self.ignored = ignored
 
     def marked(self, ended: list[int], infos: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -75,8 +75,6 @@ def check_arguments(model: PhasicInterface) -> None:
     base = classes[isinstance(model.observation_space, spaces.Dict)]
     is_class = cls is None or (isinstance(cls, type) and issubclass(cls, base))
     remedy = f"use a subclass of {base.__module__}.{base.__name__} for these observations, or None"
-    if cls is NormalizedRewardRolloutBuffer:
-        remedy += "; for Dict observations there is NormalizedRewardDictRolloutBuffer, for LSTMs and masks see its docstring"
     require(model, is_class, "rollout_buffer_class", remedy)
     check_vector_rewards(model)
     if hasattr(model, "aux_buffer"):  # the model is complete
@@ -99,14 +97,11 @@ def check_networks(model: PhasicInterface) -> None:
     separate = "policy_kwargs=dict(architecture='dual', share_features_extractor=False)"
     remedy = f"the value function shares layers with the policy, which would change; use {separate}, or 0"
     require(model, model.n_value_warmup == 0 or not is_shared, "n_value_warmup", remedy)
-    used = {"value_optimizer": model.n_value_epochs is not None or model.n_value_warmup > 0}
-    used["aux_optimizer"] = model.n_aux_epochs > 0
-    optimizers = {"policy.optimizer": policy.optimizer, **{name: getattr(model, name) for name in used if used[name]}}
-    trained = {
-        name: {id(own) for own in parameters_of(optimizer) if own.requires_grad} for name, optimizer in optimizers.items()
-    }
-    for name in trained:
-        if trained[name] != trained["policy.optimizer"]:
+    uses_values = model.n_value_epochs is not None or model.n_value_warmup > 0
+    for name, is_used in (("value_optimizer", uses_values), ("aux_optimizer", model.n_aux_epochs > 0)):
+        optimizers = policy.optimizer, getattr(model, name)
+        known, own = ({id(each) for each in parameters_of(optimizer) if each.requires_grad} for optimizer in optimizers)
+        if is_used and own != known:
             raise ArgumentError(
                 f"`{name}` trains other parameters than `policy.optimizer`: if you replaced one of them, replace the other, "
                 "too, by `policy.make_optimizer(learning_rate, parameters)`"
