@@ -61,10 +61,16 @@ def number(minimum: float, maximum: float = math.inf, *, exclusive: bool = False
 
 def or_schedule(rule: Rule) -> Rule:
     """Make a rule that allows schedules in addition, if they start with an allowed number."""
-    return Rule(
-        lambda value: rule.is_allowed(float(value(1.0)) if callable(value) else value),
-        f"{rule.remedy}, or a schedule whose first value is such a number",
-    )
+
+    def is_allowed(value: Any) -> bool:
+        if callable(value):
+            try:
+                value = float(value(1.0))
+            except (TypeError, ValueError):
+                return False
+        return rule.is_allowed(value)
+
+    return Rule(is_allowed, f"{rule.remedy}, or a schedule whose first value is such a number")
 
 
 def one_or_several(rule: Rule) -> Rule:

@@ -19,6 +19,7 @@ from contextlib import contextmanager, suppress
 from datetime import timedelta
 from hashlib import sha256
 from importlib.metadata import version
+from os.path import commonprefix
 from typing import Any
 
 import numpy as np
@@ -160,6 +161,7 @@ def _wait_for_torchrun(error: Exception, store: "dist.Store") -> None:
 
 @contextmanager
 def _connected() -> Iterator[None]:
+    """Raise a ``ProcessGroupError`` where torch reports a lost connection."""
     try:
         yield
     except RuntimeError as error:
@@ -254,9 +256,12 @@ def require_equal(settings: Mapping[str, Any]) -> None:
     """Raise an ``ArgumentError`` in every process if one of these settings, by the same names in each of them, differs."""
     gathered = gather({name: _comparable_text(value) for name, value in settings.items()})
     for name in gathered[0]:
-        values = dict.fromkeys(texts.get(name, "nothing") for texts in gathered)
-        if len(values) > 1:
-            raise ArgumentError(f"`{name}` differs between the processes, {', '.join(values)}: use one value")
+        values = [texts.get(name, "nothing") for texts in gathered]
+        if len(set(values)) > 1:
+            # Long ones are shown from shortly before their first difference
+            start = max(0, len(commonprefix(values)) - 40)  # noqa: RUF071 (they are compared by characters)
+            shown = ", ".join(f"{'...' * (start > 0)}{value[start : start + 200]}" for value in values)
+            raise ArgumentError(f"`{name}` differs between the processes, {shown}: use one value")
 
 
 def _comparable_text(value: Any) -> str:

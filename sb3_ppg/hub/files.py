@@ -40,7 +40,11 @@ def regular_file(path: Path) -> Path:
 def read_json(path: Path, schema: type[Schema], limit: int = MAX_JSON_BYTES) -> Schema:
     """Read a JSON file of at most ``limit`` bytes that a schema of msgspec describes."""
     with regular_file(path).open("rb") as file:
-        content = file.read(limit + 1)
+        return decode_json(file.read(limit + 1), path, schema, limit)
+
+
+def decode_json(content: bytes, path: str | Path, schema: type[Schema], limit: int = MAX_JSON_BYTES) -> Schema:
+    """Decode the content of such a file; errors name the path."""
     if len(content) > limit:
         raise ModelFormatError(f"{path} is larger than {limit} bytes")
     with raised_as(ModelFormatError, f"{path} cannot be read"):
@@ -125,10 +129,11 @@ def check_sizes(model: PPG, arrays: Arrays) -> None:
     times, parts = model.n_steps * model.n_envs / 2, arrays_by_step(made.rollout_buffer)
     claimed, mask_bytes = times * n_bytes(parts), times * n_bytes(parts.get("action_masks", {}))
     if claimed > total_memory() or mask_bytes > MAX_MASK_BYTES:
-        raise ModelFormatError(
-            f"n_steps={model.n_steps} with n_envs={model.n_envs} claims {claimed:.1e} bytes of memory for a rollout, "
-            f"{mask_bytes:.1e} (at most {MAX_MASK_BYTES:.1e}) of them for action masks: use fewer steps or environments"
-        )
+        sizes = f"n_steps={model.n_steps} with n_envs={model.n_envs}"
+        claim = f"{sizes} claims {claimed:.1e} bytes of memory for a rollout"
+        if mask_bytes > MAX_MASK_BYTES:
+            claim += f", more than {MAX_MASK_BYTES:.1e} of them for action masks: use fewer steps or environments"
+        raise ModelFormatError(claim)
 
 
 def all_arrays(model: PPG) -> dict[str, th.Tensor]:

@@ -23,14 +23,14 @@ from safetensors.torch import save
 from stable_baselines3.common.preprocessing import get_obs_shape
 from stable_baselines3.common.type_aliases import GymEnv
 from stable_baselines3.common.utils import get_device
-from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize, VecTransposeImage, unwrap_vec_normalize
+from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize, VecTransposeImage, unwrap_vec_normalize
 
 from sb3_ppg import prior
 from sb3_ppg.actions import moderate
 from sb3_ppg.arguments import LOCAL_ARGUMENTS, argument_names, without_numpy
 from sb3_ppg.environments.watched import only_normalizer, statistics
 from sb3_ppg.errors import ModelFormatError, missing_extras_named, raised_as, warn
-from sb3_ppg.hub.files import Arrays, all_arrays, check_sizes, load_arrays, read_json
+from sb3_ppg.hub.files import Arrays, all_arrays, check_sizes, decode_json, load_arrays, read_json
 from sb3_ppg.hub.schema import (
     MAX_COUNT,
     SCHEMA_VERSION,
@@ -109,7 +109,7 @@ def save_pretrained(model: PPG, folder: str | Path, custom_objects: Mapping[str,
             missing_rollouts=model.n_kept_rollouts(),
         )
         text = msgspec.json.format(msgspec.json.encode(description), indent=1)
-        msgspec.json.decode(text, type=Description)  # which has limits
+        decode_json(text, f"A model that nobody could load: {DESCRIPTION}", Description)
     folder = Path(folder)
     with atomic_writes(folder / DESCRIPTION, folder / ARRAYS) as (new_text, new_arrays):
         new_text.write_bytes(text)
@@ -148,15 +148,13 @@ def from_pretrained(
             return model
         with raised_as(ModelFormatError, "`env` is not what the model was trained in"):
             given = unwrap_vec_normalize(venv)
-            if saved is not None:
-                if given is None:
-                    shape, saved_shape = (get_obs_shape(each.observation_space) for each in (venv, saved.venv))
-                    if isinstance(venv, VecTransposeImage) and shape != saved_shape:
-                        venv = venv.venv  # the images were transposed outside of it
-                    venv.observation_space = copy.deepcopy(venv.observation_space)  # SB3 2.9.2 replaces images in a Dict
-                    given = venv = VecNormalize(venv, **{name: getattr(saved, name) for name in VEC_NORMALIZE})
-                if all(rms.count < 1 for rms in statistics(given).values()):
-                    _fill(given, saved)
+            if saved is not None and given is not None and all(rms.count < 1 for rms in statistics(given).values()):
+                _fill(given, saved)
+            if saved is not None and given is None:
+                shape, saved_shape = (get_obs_shape(each.observation_space) for each in (venv, saved.venv))
+                if isinstance(venv, VecTransposeImage) and shape != saved_shape:
+                    venv = venv.venv  # the images were transposed outside of it
+                venv = _wrap_in_vec_normalize(venv, saved)
             model.set_env(venv)
         model.set_random_seed(model.seed)  # as SB3's `load`
     return model
@@ -269,16 +267,27 @@ def _make_vec_normalize(description: Description, arrays: Arrays) -> VecNormaliz
     return env
 
 
+def _wrap_in_vec_normalize(venv: VecEnv, saved: VecNormalize) -> VecNormalize:
+    space = venv.observation_space
+    venv.observation_space = copy.deepcopy(space)  # of a Dict, SB3 2.9.2 replaces the spaces of images, also those of `saved`
+    env = VecNormalize(venv, **{name: getattr(saved, name) for name in VEC_NORMALIZE})
+    if saved.norm_obs and env.observation_space != saved.observation_space:
+        venv.observation_space = space
+        raise ModelFormatError(
+            f"the model's VecNormalize was around observations {saved.venv.observation_space}, these are {space}: give an "
+            "environment with all its wrappers, and a new VecNormalize among them"
+        )
+    _fill(env, saved)
+    return env
+
+
 def _fill(env: VecNormalize, saved: VecNormalize) -> None:
     """Give a new ``VecNormalize`` the statistics, discount and limits of a saved one, which normalizes the same parts."""
     ours, theirs = statistics(env), statistics(saved)
     shapes = [{name: np.shape(rms.mean) for name, rms in each.items()} for each in (ours, theirs)]
     if shapes[0] != shapes[1]:
-        raise ModelFormatError(
-            f"its VecNormalize has statistics of shapes {shapes[0]}, the model's of {shapes[1]}: give an environment with all "
-            f"its wrappers, and a new VecNormalize among them, made with norm_obs={saved.norm_obs}, "
-            f"norm_obs_keys={saved.norm_obs_keys}"
-        )
+        remedy = f"make it with norm_obs={saved.norm_obs}, norm_obs_keys={saved.norm_obs_keys}"
+        raise ModelFormatError(f"its VecNormalize has statistics of shapes {shapes[0]}, the model's of {shapes[1]}: {remedy}")
     vars(env).update({name: getattr(saved, name) for name in ("gamma", "epsilon", "clip_obs", "clip_reward")})
     for name, rms in ours.items():
         vars(rms).update(copy.deepcopy(vars(theirs[name])))

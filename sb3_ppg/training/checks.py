@@ -75,6 +75,8 @@ def check_arguments(model: PhasicInterface) -> None:
     base = classes[isinstance(model.observation_space, spaces.Dict)]
     is_class = cls is None or (isinstance(cls, type) and issubclass(cls, base))
     remedy = f"use a subclass of {base.__module__}.{base.__name__} for these observations, or None"
+    if cls is NormalizedRewardRolloutBuffer:
+        remedy += "; for Dict observations there is NormalizedRewardDictRolloutBuffer, for LSTMs and masks see its docstring"
     require(model, is_class, "rollout_buffer_class", remedy)
     check_vector_rewards(model)
     if hasattr(model, "aux_buffer"):  # the model is complete

@@ -556,7 +556,8 @@ class _EvalCallback(MaskableEvalCallback):
             return super()._on_step()
         except _EndlessEpisode:
             remedy = "a time limit would end it, for instance --eval-env-kwargs max_episode_steps:1000"
-            print(f"An evaluation was given up: an episode takes more steps than the training; {remedy}")
+            limit = max(self.model._total_timesteps, LONGEST)
+            print(f"An evaluation was given up: an episode takes more than {limit:,} steps; {remedy}")
             return True
 
 

@@ -117,7 +117,7 @@ def test_normalization_comes_with_the_model(n_stack, tmp_path):
 def test_a_normalization_that_does_not_fit_is_refused_and_one_with_statistics_stays(tmp_path):
     save_pretrained(PPG("MlpPolicy", VecNormalize(make_vec_env("Pendulum-v1")), **SMALL).learn(16), tmp_path)
     other = VecNormalize(make_vec_env("Pendulum-v1"), norm_obs=False, gamma=0.5)
-    with pytest.raises(ModelFormatError, match=r"shapes .*\(3,\).* made with norm_obs=True, norm_obs_keys=None"):
+    with pytest.raises(ModelFormatError, match=r"shapes .*\(3,\).*: make it with norm_obs=True, norm_obs_keys=None"):
         from_pretrained(tmp_path, other)
     other.ret_rms.count = 2
     from_pretrained(tmp_path, other)
@@ -156,7 +156,7 @@ def test_normalization_of_images_in_a_dictionary(transpose_first, tmp_path):
     loaded = from_pretrained(tmp_path, envs())
     assert same(model, loaded)
     loaded.learn(16)
-    with pytest.raises(ModelFormatError, match="Observation spaces do not match"):
+    with pytest.raises(ModelFormatError, match="around observations"):
         from_pretrained(tmp_path, envs(spaces.Dict(DICT.spaces | {"vector": BOX})))
 
 
@@ -398,7 +398,7 @@ def test_an_error_of_writing_names_the_argument_or_the_space(tmp_path):
     many = spaces.MultiDiscrete([2] * 1001)
     kwargs = dict(optimizer_kwargs=dict(weight_decay=10**30))
     for model, complaint in (
-        (PPG("MlpPolicy", RandomEnv(many), **SMALL), r"nobody could load .* at `\$.observation_space.nvec`"),
+        (PPG("MlpPolicy", RandomEnv(many), **SMALL), r"model.json cannot be read .* at `\$.observation_space.nvec`"),
         (PPG("MlpPolicy", VecNormalize(make_vec_env("CartPole-v1"), gamma=1.5), **SMALL), r"at `\$.vec_normalize.gamma`"),
         (small_model(policy_kwargs=kwargs), r"policy_kwargs.optimizer_kwargs.weight_decay=1000"),
     ):

@@ -127,8 +127,10 @@ def test_a_run_may_replay_another_number_of_rollouts_when_it_goes_on(tmp_path):
         other = PPG.load(tmp_path / "model.zip", env=model.get_env(), replay_kwargs=replay_kwargs)
         other.load_aux_buffer(path)
         assert len(other.aux_buffer) == len(model.aux_buffer) == 1
+        latest = other.replay.rollouts[-1:]
         other.learn(8 * (2 if before == 1 else 1), reset_num_timesteps=False)
         assert len(other.replay.rollouts) == n_replayed
+        assert n_replayed == 1 or before == 1 or other.replay.rollouts[0] is latest[0]
 
 
 def test_statistics_of_each_normalisation_come_back(tmp_path):

@@ -146,7 +146,7 @@ def run_scripts(codes: list[str]) -> list[str]:
 REFUSED = [
     ("-optimize", "a search for hyperparameters is for one process"),
     ("--algo ppo", "ppo trains in one process; under torchrun use one of ppg"),
-    (f"{'-params n_steps:16 ' * 20} --seed {{rank}}", "`command` differs between the processes, ['train', "),
+    (f"{'-params n_steps:16 ' * 20} --seed {{rank}}", "`command` differs between the processes, ..."),
     ("--env CartPol-v1", "there is no environment CartPol-v1"),
 ]
 
