@@ -139,9 +139,7 @@ class OrderObjective(AdvantageHeadObjective):
     @override
     def check(self, policy: PhasicActorCriticPolicy, arguments: Any) -> None:
         super().check(policy, arguments)
-        if inputs := {*policy.input_keys} - {"action_masks"}:
-            which = f"LSTMs and other policies that take {', '.join(sorted(inputs))}"
-            raise ArgumentError(f"{type(self).__name__} cannot work with {which}: it compares single frames")
+        self._refuse_other_inputs(policy, "it compares single frames")
         require(arguments, not replays(arguments), "replay_kwargs", "the levels of older frames are forgotten; use None")
 
     # ---- which frame came first ----

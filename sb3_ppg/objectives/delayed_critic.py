@@ -101,9 +101,7 @@ class DynamicsObjective(DelayedCriticObjective):
     def check(self, policy: PhasicActorCriticPolicy, arguments: Any) -> None:
         super().check(policy, arguments)
         name = type(self).__name__
-        if inputs := {*policy.input_keys} - {"action_masks"}:
-            which = f"LSTMs and other policies that take {', '.join(sorted(inputs))}"
-            raise ArgumentError(f"{name} cannot work with {which}: it evaluates the frame after a sequence alone")
+        self._refuse_other_inputs(policy, "it evaluates the frame after a sequence alone")
         if looks_at_the_batch(policy):
             raise ArgumentError(
                 f"{name} cannot work with batch normalization: it also evaluates frames that are not in the minibatch"

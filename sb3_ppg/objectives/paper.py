@@ -119,6 +119,12 @@ class Objective(nn.Module):
         if value_clip is not None:
             self.aux_keys = (*self.aux_keys, "old_values")
 
+    def _refuse_other_inputs(self, policy: PhasicActorCriticPolicy, reason: str) -> None:
+        """Refuse a policy that takes more than observations and masks, for an objective that evaluates single frames."""
+        if inputs := {*policy.input_keys} - {"action_masks"}:
+            which = f"LSTMs and other policies that take {', '.join(sorted(inputs))}"
+            raise ArgumentError(f"{type(self).__name__} cannot work with {which}: {reason}")
+
     def check(self, policy: PhasicActorCriticPolicy, arguments: Any) -> None:
         """
         :param policy: policy in training

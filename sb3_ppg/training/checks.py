@@ -86,6 +86,10 @@ def check_arguments(model: PhasicInterface) -> None:
         advise_on_short_phases(model)
 
 
+def _trained_by(optimizer: Any) -> set[int]:
+    return {id(parameter) for parameter in parameters_of(optimizer) if parameter.requires_grad}
+
+
 def check_networks(model: PhasicInterface) -> None:
     """Refuse arguments that the networks cannot work with."""
     splits = isinstance(model.micro_batch_size, int)
@@ -101,9 +105,7 @@ def check_networks(model: PhasicInterface) -> None:
     require(model, model.n_value_warmup == 0 or not is_shared, "n_value_warmup", remedy)
     uses_values = model.n_value_epochs is not None or model.n_value_warmup > 0
     for name, is_used in (("value_optimizer", uses_values), ("aux_optimizer", model.n_aux_epochs > 0)):
-        optimizers = policy.optimizer, getattr(model, name)
-        known, own = ({id(each) for each in parameters_of(optimizer) if each.requires_grad} for optimizer in optimizers)
-        if is_used and own != known:
+        if is_used and _trained_by(getattr(model, name)) != _trained_by(policy.optimizer):
             raise ArgumentError(
                 f"`{name}` trains other parameters than `policy.optimizer`: if you replaced one of them, replace the other, "
                 "too, by `policy.make_optimizer(learning_rate, parameters)`"
